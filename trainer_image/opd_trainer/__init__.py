@@ -1,0 +1,1 @@
+"""The trainer: rollout, teacher scoring and learning of one OPDJob."""
