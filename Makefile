@@ -1,0 +1,50 @@
+# demo, test, check, generate, bench: the five words a contributor needs.
+.DEFAULT_GOAL := help
+PATH := $(CURDIR)/.venv/bin:$(HOME)/.cache/opd/uv/bin:$(PATH)
+export PATH
+RUN_TESTS := .venv/bin/python tools/dev/run_tests.py
+
+.PHONY: help demo demo-down test test-all test-unit check generate bench bench-core bench-operator env-operator env-trainer
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "%-16s %s\n", $$1, $$2}'
+
+env-operator:
+	@tools/dev/setup_env.sh operator
+
+env-trainer:
+	@tools/dev/setup_env.sh trainer
+
+demo: env-operator env-trainer ## run examples/quickstart.yaml on a real cluster (CONTEXT=name uses yours) and show the result
+	.venv/bin/python tools/dev/demo.py $(if $(CONTEXT),--context $(CONTEXT))
+
+demo-down: env-operator ## remove the cluster that make demo left running
+	.venv/bin/opd-cluster down
+
+test: env-operator env-trainer ## the landing set: unit, integration, e2e smoke
+	$(RUN_TESTS) landing
+
+test-all: env-operator env-trainer ## everything, also what is too long for landing
+	$(RUN_TESTS) all
+
+test-unit: env-operator env-trainer ## the unit tier, in seconds
+	$(RUN_TESTS) unit
+
+check: env-operator env-trainer ## format, lint, types, import contracts, generated files
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy crds/opd_api operator/opd_operator tools/cli/opd_cli tools/cluster/opd_cluster
+	.venv-trainer/bin/mypy trainer_image/opd_trainer/core
+	.venv-trainer/bin/lint-imports
+	.venv/bin/python -m opd_api.generate --check
+
+generate: env-operator ## CRD, chart copy, documentation pages from the models
+	.venv/bin/python -m opd_api.generate
+
+bench: bench-core bench-operator ## every benchmark with its bars
+
+bench-core: env-operator env-trainer ## the OPD core against its published peers
+	.venv-trainer/bin/python tests/bench/core/run.py
+
+bench-operator: env-operator ## the operator on a real API server
+	.venv/bin/python tests/bench/operator/run.py

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Resolve the environments anew. Hosts are left out of the lock files on purpose: whoever installs has an index of their own.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+common=(--python-version 3.11 --no-header --no-emit-index-url --generate-hashes -q)
+uv pip compile pyproject.toml --extra operator --extra dev "${common[@]}" -o locks/operator.txt
+uv pip compile pyproject.toml --extra trainer --extra sglang --extra dev --prerelease=if-necessary-or-explicit "${common[@]}" -o locks/trainer.txt

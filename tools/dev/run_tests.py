@@ -1,0 +1,105 @@
+"""Run pytest in both environments and end with one summed line: `N passed, N failed, N skipped`.
+
+`run_tests.py landing` is what `make test` runs (unit, integration, e2e marked smoke); `run_tests.py all` runs everything,
+`run_tests.py unit` only the unit tier. A run that collects nothing, or breaks before it reports, counts as one failure.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATOR = ROOT / ".venv/bin/python"
+TRAINER = ROOT / ".venv-trainer/bin/python"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pytest process."""
+
+    name: str
+    python: Path
+    paths: tuple[str, ...]
+    #: Marker expression in the landing set; None takes every test.
+    landing: str | None = "not long"
+
+
+UNIT = (
+    Run(
+        "unit, operator environment",
+        OPERATOR,
+        ("tests/unit/api", "tests/unit/operator", "tests/unit/chart", "tests/unit/cli", "tests/unit/cluster"),
+    ),
+    Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer")),
+)
+INTEGRATION = (
+    Run("integration, operator environment", OPERATOR, ("tests/integration/operator",)),
+    Run("integration, trainer environment", TRAINER, ("tests/integration/trainer",)),
+)
+E2E = (Run("e2e, whole cluster", OPERATOR, ("tests/e2e",), landing="smoke"),)
+
+
+@dataclass
+class Tally:
+    """Counts over all runs."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    lines: list[str] = field(default_factory=list)
+
+
+def execute(run: Run, everything: bool, tally: Tally) -> None:
+    """Run one pytest process and add its counts."""
+    paths = [path for path in run.paths if (ROOT / path).is_dir()]
+    if not paths:
+        return
+    started = time.monotonic()
+    print(f"\n=== {run.name}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        marker = [] if everything or run.landing is None else ["-m", run.landing]
+        code = subprocess.run(
+            [str(run.python), "-m", "pytest", "-q", f"--junitxml={report}", *marker, *paths], cwd=ROOT, check=False
+        ).returncode
+        counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
+        if report.exists():
+            for suite in ElementTree.parse(report).getroot().iter("testsuite"):  # noqa: S314 - written by our own pytest
+                for name in counts:
+                    counts[name] += int(suite.get(name, 0))
+    failed = counts["failures"] + counts["errors"]
+    if code not in (0, 1) or (code == 1 and failed == 0):
+        # Usage error, internal error, nothing collected, or killed: never green.
+        failed += 1
+    passed = counts["tests"] - counts["failures"] - counts["errors"] - counts["skipped"]
+    tally.passed += passed
+    tally.failed += failed
+    tally.skipped += counts["skipped"]
+    tally.lines.append(
+        f"{run.name}: {passed} passed, {failed} failed, {counts['skipped']} skipped in {time.monotonic() - started:.0f} s"
+    )
+
+
+def main() -> int:
+    selection = sys.argv[1] if len(sys.argv) > 1 else "landing"
+    runs = {"unit": UNIT, "landing": (*UNIT, *INTEGRATION, *E2E), "all": (*UNIT, *INTEGRATION, *E2E)}.get(selection)
+    if runs is None:
+        print(f"run_tests.py: write unit, landing or all, not '{selection}'", file=sys.stderr)
+        return 64
+    tally = Tally()
+    for run in runs:
+        execute(run, selection == "all", tally)
+    print()
+    print("\n".join(tally.lines))
+    print(f"{tally.passed} passed, {tally.failed} failed, {tally.skipped} skipped", flush=True)
+    return 1 if tally.failed or not tally.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
