@@ -31,8 +31,7 @@ def _no_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 # --- gather ---------------------------------------------------------------------------------------------------------
-@torch.library.custom_op("opd::gather", mutates_args=())
-def gather(
+def _gather(
     inputs: Tensor, weight: Tensor | None, ids: Tensor, temperature: float, chunk_rows: int | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probabilities at ids [N, K], entropy [N], shift [N])."""
@@ -40,8 +39,7 @@ def gather(
     return stats.gathered, stats.entropy, stats.shift
 
 
-@gather.register_fake
-def _(
+def _gather_shapes(
     inputs: Tensor, weight: Tensor | None, ids: Tensor, temperature: float, chunk_rows: int | None, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = compute_dtype(inputs)
@@ -49,8 +47,7 @@ def _(
     return inputs.new_empty(ids.shape, dtype=dtype), rows, torch.empty_like(rows)
 
 
-@torch.library.custom_op("opd::gather_backward", mutates_args=())
-def gather_backward(
+def _gather_backward(
     inputs: Tensor,
     weight: Tensor | None,
     ids: Tensor,
@@ -64,8 +61,7 @@ def gather_backward(
     return _present(row_gradients(Head(inputs, weight), shift, coefficients, temperature, chunk_rows))
 
 
-@gather_backward.register_fake
-def _(
+def _gather_backward_shapes(
     inputs: Tensor,
     weight: Tensor | None,
     ids: Tensor,
@@ -90,13 +86,8 @@ def _gather_gradient(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | N
     return gradients[0], gradients[1] if weight is not None else None, None, None, None, None
 
 
-gather.register_autograd(_gather_gradient, setup_context=_gather_context)
-gather_backward.register_autograd(_refuse, setup_context=_no_context)
-
-
 # --- divergence -----------------------------------------------------------------------------------------------------
-@torch.library.custom_op("opd::topk", mutates_args=())
-def topk(
+def _topk(
     inputs: Tensor,
     weight: Tensor | None,
     ids: Tensor,
@@ -154,8 +145,7 @@ def topk(
     ]
 
 
-@topk.register_fake
-def _(
+def _topk_shapes(
     inputs: Tensor,
     weight: Tensor | None,
     ids: Tensor,
@@ -176,8 +166,7 @@ def _(
     return [*rows, *per_id, inputs.new_empty(ids.shape, dtype=torch.bool)]
 
 
-@torch.library.custom_op("opd::topk_backward", mutates_args=())
-def topk_backward(
+def _topk_backward(
     inputs: Tensor,
     weight: Tensor | None,
     ids: Tensor,
@@ -211,8 +200,7 @@ def topk_backward(
     return _present(row_gradients(Head(inputs, weight), shift, coefficients, temperature, chunk_rows))
 
 
-@topk_backward.register_fake
-def _(
+def _topk_backward_shapes(
     inputs: Tensor,
     weight: Tensor | None,
     ids: Tensor,
@@ -239,9 +227,18 @@ def _topk_gradient(ctx: Any, upstream: list[Tensor | None]) -> tuple[Tensor | No
     return gradients[0], gradients[1] if weight is not None else None, *[None] * 11
 
 
-topk.register_autograd(_topk_gradient, setup_context=_topk_context)
-topk_backward.register_autograd(_refuse, setup_context=_no_context)
-
-
 def _present(gradients: tuple[Tensor, Tensor | None]) -> list[Tensor]:
     return [gradient for gradient in gradients if gradient is not None]
+
+
+def _register(name: str, function: Any, shapes: Any, gradient: Any, context: Any) -> Any:
+    operator = torch.library.custom_op(f"opd::{name}", function, mutates_args=())
+    operator.register_fake(shapes)
+    operator.register_autograd(gradient, setup_context=context)
+    return operator
+
+
+gather = _register("gather", _gather, _gather_shapes, _gather_gradient, _gather_context)
+gather_backward = _register("gather_backward", _gather_backward, _gather_backward_shapes, _refuse, _no_context)
+topk = _register("topk", _topk, _topk_shapes, _topk_gradient, _topk_context)
+topk_backward = _register("topk_backward", _topk_backward, _topk_backward_shapes, _refuse, _no_context)

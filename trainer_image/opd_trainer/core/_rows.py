@@ -40,14 +40,14 @@ class Head(NamedTuple):
 
     @property
     def vocabulary(self) -> int:
-        return self.inputs.shape[-1] if self.weight is None else self.weight.shape[0]
+        return int(self.inputs.shape[-1] if self.weight is None else self.weight.shape[0])
 
     def chunk_rows(self, requested: int | None) -> int:
         """Rows per chunk: as requested, or what 16 MiB of logits (1 GiB on CUDA) hold."""
         if requested is not None:
             return max(1, requested)
         budget = _CUDA_CHUNK_BYTES if self.inputs.is_cuda else _CPU_CHUNK_BYTES
-        return max(1, budget // max(1, self.vocabulary * self.dtype.itemsize))
+        return max(1, budget // max(1, self.vocabulary * int(self.dtype.itemsize)))
 
 
 class RowStats(NamedTuple):
