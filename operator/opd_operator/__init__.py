@@ -1,0 +1,1 @@
+"""The OPDJob operator: read, observe, plan, apply; one key at a time."""

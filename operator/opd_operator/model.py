@@ -1,0 +1,379 @@
+"""The values that travel between the rim (cluster, feed) and the pure middle (observe, plan, diagnose, children).
+
+One pass over a job is `observe(snapshot, now, memory) -> Observation`, `plan(observation, now, settings) -> Plan`, and then
+the rim executes the plan in the order of its fields. Everything here is frozen; nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from opd_api.progress import FinalDocument, ProgressDocument
+from opd_api.v1alpha1 import FindingStatus, OPDJobSpec, OPDJobStatus
+from opd_api.vocabulary import FailureClass, Reason
+
+#: A Kubernetes object as JSON would have it. Never mutated by anybody who did not build it.
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, order=True)
+class ObjectRef:
+    """Where an object lives; enough to address it at the API."""
+
+    api_version: str
+    kind: str
+    namespace: str
+    name: str
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> ObjectRef:
+        """The address of a manifest that names its apiVersion, kind, namespace and name."""
+        metadata = manifest["metadata"]
+        return cls(manifest["apiVersion"], manifest["kind"], metadata.get("namespace", ""), metadata["name"])
+
+
+class Kind(StrEnum):
+    """Kinds of children that a snapshot holds."""
+
+    DEPLOYMENT = "Deployment"
+    SERVICE = "Service"
+    JOB = "Job"
+    POD = "Pod"
+    RAY_JOB = "RayJob"
+    RAY_CLUSTER = "RayCluster"
+    CONFIG_MAP = "ConfigMap"
+    NETWORK_POLICY = "NetworkPolicy"
+
+
+API_VERSION_OF_KIND = {
+    Kind.DEPLOYMENT: "apps/v1",
+    Kind.SERVICE: "v1",
+    Kind.JOB: "batch/v1",
+    Kind.POD: "v1",
+    Kind.RAY_JOB: "ray.io/v1",
+    Kind.RAY_CLUSTER: "ray.io/v1",
+    Kind.CONFIG_MAP: "v1",
+    Kind.NETWORK_POLICY: "networking.k8s.io/v1",
+}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything the cache knows about one job, raw.
+
+    Children are found by the label `opd.dev/job` (see `children.names.job_label`) in the job's namespace; RayClusters carry
+    it too because KubeRay copies a RayJob's labels. Objects of an earlier OPDJob of the same name may be among them:
+    observe sorts them out by owner UID. What observe reads of each kind (the rest may be trimmed away):
+
+    - every object: apiVersion, kind, metadata.{name, namespace, uid, generation, labels, annotations, ownerReferences,
+      creationTimestamp, deletionTimestamp}
+    - OPDJob, Deployment, Job, RayJob, RayCluster: status; OPDJob also spec; Deployment also spec.replicas
+    - Pod: spec.nodeName, spec.containers[].resources, status
+    - ConfigMap: data of the one named `children.names.progress_config_map`; nothing of the others
+    """
+
+    job: Manifest
+    deployments: tuple[Manifest, ...] = ()
+    services: tuple[Manifest, ...] = ()
+    jobs: tuple[Manifest, ...] = ()
+    pods: tuple[Manifest, ...] = ()
+    ray_jobs: tuple[Manifest, ...] = ()
+    ray_clusters: tuple[Manifest, ...] = ()
+    config_maps: tuple[Manifest, ...] = ()
+    network_policies: tuple[Manifest, ...] = ()
+    #: core/v1 Events about the objects that `observe.event_subjects(snapshot)` names; fetched only when it names some.
+    events: tuple[Manifest, ...] = ()
+    #: The namespace has a deletionTimestamp, or a create was answered with "is being terminated".
+    namespace_terminating: bool = False
+
+
+class WriteProblemKind(StrEnum):
+    """Why the API server did not take a write. Transient faults (429, 5xx, conflicts) are retried by the rim, not told."""
+
+    #: 409 AlreadyExists, and the GET shows another owner.
+    COLLISION = "collision"
+    #: The same, but that object has a deletionTimestamp, or its owner is an OPDJob of our name with another UID.
+    BEING_DELETED = "beingDeleted"
+    #: 403 with "exceeded quota".
+    QUOTA = "quota"
+    #: 400 or 422: the child cannot exist as the templates have it; also 404 for a kind that is not installed.
+    INVALID = "invalid"
+    #: 403 otherwise: the operator lacks a right, or an admission plug-in (Pod Security, policy engine) refuses.
+    FORBIDDEN = "forbidden"
+
+
+@dataclass(frozen=True, order=True)
+class WriteProblem:
+    """One refused write of the last executed plan."""
+
+    ref: ObjectRef
+    kind: WriteProblemKind
+    #: The API server's words, at most 512 characters, without secrets.
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A number of the progress document and when this process saw it change."""
+
+    value: int
+    at: datetime
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What this process remembers of one job between two passes. Losing it costs time, never correctness.
+
+    `observe` returns the updated memory in `Observation.memory`; the rim keeps it per UID, hands it to the next pass, drops
+    it with the job, and replaces `problems` with those of each execution (empty when all writes were taken). When
+    `problems` changed the rim looks at the job again within a second, otherwise after `Plan.requeue_after`.
+    """
+
+    #: Attempt that `sequence`, `activity` and the sticky facts belong to.
+    attempt: int = 0
+    sequence: Seen | None = None
+    activity: Seen | None = None
+    #: When a fact that is still true was first seen, by the fact's key.
+    since: Mapping[str, datetime] = field(default_factory=dict)
+    problems: tuple[WriteProblem, ...] = ()
+
+    def with_problems(self, problems: tuple[WriteProblem, ...]) -> Memory:
+        """The same memory after an execution that met these problems."""
+        return replace(self, problems=tuple(sorted(set(problems))))
+
+
+@dataclass(frozen=True)
+class JobView:
+    """The OPDJob itself. `spec` is None when it cannot be parsed; then `findings` say why."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int
+    spec: OPDJobSpec | None
+    status: OPDJobStatus
+    #: The status as it is stored, to tell whether a new one differs.
+    raw_status: Manifest
+    findings: tuple[FindingStatus, ...] = ()
+    deleting: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """True when a finding is an error: nothing is created for such a job."""
+        return self.spec is None or any(finding.severity == "Error" for finding in self.findings)
+
+    @property
+    def uid8(self) -> str:
+        """First eight characters of the UID, as used in names."""
+        return self.uid[:8]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong with a pod or a RayJob, and what a person can do about it."""
+
+    failure_class: FailureClass
+    reason: Reason
+    message: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".strip()[:1024]
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A child that exists and is ours."""
+
+    kind: Kind
+    name: str
+    uid: str
+    deleting: bool
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+class StepState(StrEnum):
+    """State of a check or probe Job."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class StepJob:
+    """A check or probe Job."""
+
+    owned: Owned
+    state: StepState
+    #: Parsed from the termination message of its newest pod.
+    document: FinalDocument | None
+    diagnosis: Diagnosis | None
+
+
+@dataclass(frozen=True)
+class TeacherView:
+    """One teacher that the operator serves."""
+
+    name: str
+    deployment: Owned | None
+    #: Value of opd.dev/restart in the pod template.
+    restart: int
+    ready: int
+    desired: int
+    #: True when the Deployment has been observed, all replicas are updated and ready, and their pods are seen.
+    all_ready: bool
+    #: UIDs of the ready pods: a probe is valid for exactly these.
+    ready_pods: tuple[str, ...]
+    #: Pods that exist, terminating ones included.
+    pods: int
+    diagnosis: Diagnosis | None
+    #: A container restarted so often that waiting is pointless (compared with a setting by plan).
+    restarts_of_container: int
+
+
+class HeadState(StrEnum):
+    """What is known of the Ray head's pod of the current attempt."""
+
+    NOT_SEEN = "notSeen"
+    PENDING = "pending"
+    RUNNING = "running"
+    TERMINATING = "terminating"
+    FAILED = "failed"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class RayJobView:
+    """The RayJob of one attempt and its RayCluster's live state."""
+
+    owned: Owned
+    attempt: int
+    deployment_status: str
+    job_status: str
+    reason: str
+    message: str
+    head: HeadState
+    cluster_ready: bool
+    #: RayCluster condition HeadPodReady is False though the cluster had been ready.
+    head_not_ready: bool
+    #: Why pods of the attempt do not run yet.
+    waiting: Diagnosis | None
+    #: Why pods of the attempt failed or go away.
+    disruption: Diagnosis | None
+    #: When the last of its pods got a node; None while one has none.
+    scheduled_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One job as `plan` sees it."""
+
+    job: JobView
+    memory: Memory
+    #: Every owned child by kind and name.
+    owned: Mapping[tuple[Kind, str], Owned]
+    check: StepJob | None = None
+    #: Probe Jobs by name.
+    probes: Mapping[str, StepJob] = field(default_factory=dict)
+    teachers: tuple[TeacherView, ...] = ()
+    #: RayJobs by attempt.
+    ray_jobs: Mapping[int, RayJobView] = field(default_factory=dict)
+    #: Documents of the current attempt; others are ignored.
+    progress: ProgressDocument | None = None
+    final: FinalDocument | None = None
+    #: Student pods that still exist, by attempt.
+    student_pods: Mapping[int, int] = field(default_factory=dict)
+    #: Pods of teachers and students that have a node and have not ended.
+    holding_pods: int = 0
+    #: Accelerator units of those pods.
+    accelerators: int = 0
+    namespace_terminating: bool = False
+
+    @property
+    def problems(self) -> tuple[WriteProblem, ...]:
+        """Refused writes of the last execution."""
+        return self.memory.problems
+
+
+class Propagation(StrEnum):
+    """propagationPolicy of a delete."""
+
+    BACKGROUND = "Background"
+    FOREGROUND = "Foreground"
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """Delete one object, only if it still has this UID. 404 and a UID conflict both mean done."""
+
+    ref: ObjectRef
+    uid: str
+    propagation: Propagation = Propagation.BACKGROUND
+    #: None leaves the objects' own grace period.
+    grace_seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class SecretRequest:
+    """A Secret whose values the rim makes up: one `secrets.token_urlsafe(32)` per key, then POST.
+
+    The manifest has no data. Its name holds the job's UID, so AlreadyExists alone proves that it is ours.
+    """
+
+    manifest: Manifest
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """Annotate the progress ConfigMap with `opd.dev/stop: <attempt>` (merge patch)."""
+
+    config_map: ObjectRef
+    attempt: int
+
+
+class EventType(StrEnum):
+    """type of a Kubernetes Event."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True)
+class PlannedEvent:
+    """An Event about the OPDJob. `reason` is a member of `opd_api.vocabulary.Reason`."""
+
+    type: EventType
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one pass does, in the order of execution: delete, secrets, create, apply, annotate, status, events.
+
+    A refused write (see WriteProblem) skips only itself: the later fields are executed all the same, because the status
+    never claims a child that has not been observed. A transient fault that outlives its retries ends the pass: nothing
+    after it is executed and the key is queued again.
+    """
+
+    #: Deletes; a deletion of the OPDJob itself is the TTL.
+    delete: tuple[Deletion, ...] = ()
+    secrets: tuple[SecretRequest, ...] = ()
+    #: POST once. AlreadyExists and an owner reference with our UID means done.
+    create: tuple[Manifest, ...] = ()
+    #: Server-side apply, field manager `opd-operator`, force. Before applying over an existing object: check its owner UID.
+    apply: tuple[Manifest, ...] = ()
+    annotate: tuple[StopRequest, ...] = ()
+    #: The complete desired status (camelCase), or None for no change. Keys it lacks are to be removed.
+    status: Manifest | None = None
+    #: Emitted after the status was written.
+    events: tuple[PlannedEvent, ...] = ()
+    #: Look again after so many seconds though nothing happened; None = only when something happens.
+    requeue_after: float | None = None
