@@ -1,0 +1,48 @@
+"""Starting the long-running processes of a cluster: in its namespace, in its cgroup, with a log file each."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from opd_cluster import cgroups
+from opd_cluster.debian import SBIN
+from opd_cluster.layout import Layout
+from opd_cluster.network import inside
+
+
+def environment() -> dict[str, str]:
+    """What a daemon may know of the caller's environment: the search path, nothing else.
+
+    Proxies and credentials of the calling shell stay outside the cluster.
+    """
+    return {"PATH": f"{os.environ.get('PATH', '/usr/bin:/bin')}:{SBIN}", "HOME": "/root", "LANG": "C.UTF-8"}
+
+
+def start(
+    layout: Layout,
+    name: str,
+    command: Sequence[str | Path],
+    *,
+    netns: str = "",
+    env: dict[str, str] | None = None,
+    before: str = "",
+) -> None:
+    """Start a daemon that outlives us. `before` is a shell line run in the daemon's place just before the exec."""
+    layout.logs.mkdir(parents=True, exist_ok=True)
+    line = (
+        f"{cgroups.join_command(layout.cgroup)} && {before or ':'} && exec {shlex.join(str(word) for word in command)}"
+    )
+    with (layout.logs / f"{name}.log").open("ab") as log:
+        subprocess.Popen(
+            [str(word) for word in inside(netns or layout.netns, "sh", "-c", line)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**environment(), **(env or {})},
+            cwd="/",
+        )
