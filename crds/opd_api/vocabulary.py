@@ -224,6 +224,7 @@ class Annotation(Words):
     STOP = "opd.dev/stop", "on the progress ConfigMap: number of the attempt that shall save and stop"
     RESTART = "opd.dev/restart", "restart counter in a teacher's pod template"
     CONFIG_HASH = "opd.dev/config-hash", "hash of the trainer configuration"
+    SPEC_HASH = "opd.dev/spec-hash", "hash of a child as it was created; a difference waits for the next attempt"
 
 
 class Port:
