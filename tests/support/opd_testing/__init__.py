@@ -1,0 +1,1 @@
+"""Helpers that several test tiers share. Nothing here is shipped."""
