@@ -30,9 +30,9 @@ def masked(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean over trained tokens, 0 when there are none; a scalar of x's dtype (float32 for booleans)."""
+    """Mean over trained tokens, 0 when there are none; a scalar of x's dtype (float64 for booleans)."""
     keep = trained(mask)
-    value = x.float() if x.dtype == torch.bool else x
+    value = x.double() if x.dtype == torch.bool else x
     return masked(value, keep).sum() / keep.sum().clamp_min(1).to(value.dtype)
 
 

@@ -46,8 +46,8 @@ def correction_weights(
     Returns:
         (weights [B, T], 0 where masked or dropped; keep_mask [B, T] of mask's dtype; metrics). Metrics are detached
         scalars over trained tokens: ratio_mean, ratio_max, ratio_min of the raw ρ, fraction_high and fraction_low
-        outside the bounds, kept_fraction, kl = mean(log s_rollout − log s_train), k3_kl, effective_sample_size of the
-        weights, and chi2 = mean(ρ²) − 1 of the token ratio.
+        outside the bounds, kept_fraction, weight_mean and effective_sample_size of the weights before normalisation,
+        kl = mean(log s_rollout − log s_train), k3_kl, and chi2 = mean(ρ²) − 1 of the token ratio.
 
     Raises:
         ValueError: unknown kind or level, or bounds that are not 0 < low ≤ high.
@@ -69,9 +69,9 @@ def correction_weights(
     else:
         kept = kept & ~(above | below)
     weights = masked(weights, kept)
+    metrics = _metrics(log_ratio, ratio, weights, keep, kept)
     if batch_normalize:
         weights = weights / _mean_weight(weights, keep, level)
-    metrics = _metrics(log_ratio, ratio, weights, keep, kept)
     metrics["fraction_high"], metrics["fraction_low"] = masked_mean(above, keep), masked_mean(below, keep)
     return weights, kept.to(mask.dtype), metrics
 
@@ -112,6 +112,7 @@ def _metrics(log_ratio: Tensor, ratio: Tensor, weights: Tensor, keep: Tensor, ke
         if ratio.numel()
         else zero,
         "kept_fraction": masked_mean(kept, keep),
+        "weight_mean": mean,
         "effective_sample_size": torch.where(mean_square > 0, mean.square() / mean_square.clamp_min(1e-30), zero),
         "kl": masked_mean(-log_ratio, keep),
         "k3_kl": masked_mean(torch.expm1(log_ratio) - log_ratio, keep),

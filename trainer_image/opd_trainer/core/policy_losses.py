@@ -81,7 +81,7 @@ def policy_loss(
             bounded = ratio.detach().clamp(1 - clip_low, 1 + clip_high)
             loss, clipped = -bounded * advantage * current, ratio.detach() != bounded
         elif kind is PolicyLossKind.SAPO:
-            tau = torch.where(advantage > 0, tau_pos, tau_neg)
+            tau = torch.where(advantage > 0, advantage.new_tensor(tau_pos), advantage.new_tensor(tau_neg))
             loss = -advantage * torch.sigmoid(tau * (ratio - 1)) * 4 / tau
         else:
             loss = -advantage * ratio
