@@ -25,8 +25,8 @@ class Settings:
     # --- children ---
     trainer_image: str = "opd-trainer:0.1.0"
     sglang_image: str = "lmsysorg/sglang:v0.5.23"
-    vllm_image: str = "vllm/vllm-openai:v0.25.0"
-    lmdeploy_image: str = "openmmlab/lmdeploy:v0.14.0"
+    vllm_image: str = "vllm/vllm-openai:v0.33.0"
+    lmdeploy_image: str = "openmmlab/lmdeploy:v0.18.0"
     image_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
     ray_version: str = "2.60.0"
     cluster_domain: str = "cluster.local"
