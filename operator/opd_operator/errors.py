@@ -1,0 +1,71 @@
+"""What the API server can answer besides yes, as exceptions that callers tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from opd_operator.model import WriteProblemKind
+
+#: Answers that a later attempt may change: too many requests, the server or a proxy in trouble.
+TRANSIENT_CODES = frozenset({429, 500, 502, 503, 504})
+_WORDS = 512
+
+
+class ApiError(Exception):
+    """An answer of 400 or more. `message` holds the server's words, cut to 512 characters."""
+
+    def __init__(self, code: int, reason: str, message: str, body: Mapping[str, Any] | None = None) -> None:
+        super().__init__(f"{code} {reason}: {message[:_WORDS]}")
+        self.code = code
+        self.reason = reason
+        self.message = message[:_WORDS]
+        self.body = body or {}
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that the server asks to wait, if it does."""
+        value = self.body.get("details", {}).get("retryAfterSeconds")
+        return float(value) if value is not None else None
+
+    @property
+    def already_exists(self) -> bool:
+        """An object of this name exists."""
+        return self.code == 409 and self.reason == "AlreadyExists"
+
+    @property
+    def conflict(self) -> bool:
+        """A precondition (resourceVersion or uid) does not hold."""
+        return self.code == 409 and not self.already_exists
+
+    @property
+    def namespace_terminating(self) -> bool:
+        """The namespace is going away or gone: nothing can be created in it any more."""
+        causes = self.body.get("details", {}).get("causes") or ()
+        if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+            return True
+        return self.code == 404 and self.body.get("details", {}).get("kind") == "namespaces"
+
+    @property
+    def problem(self) -> WriteProblemKind | None:
+        """What kind of refusal of a write this is; None when trying again later may help."""
+        if self.code == 403:
+            return WriteProblemKind.QUOTA if "exceeded quota" in self.message else WriteProblemKind.FORBIDDEN
+        if self.code in (400, 404, 405, 413, 415, 422):
+            return WriteProblemKind.INVALID
+        return None
+
+
+class Unreachable(Exception):
+    """No answer: the connection failed or the time ran out, and the retries are used up."""
+
+
+class NotLeader(Exception):
+    """A write was about to be sent by a process that does not hold the Lease (any more)."""
+
+
+def from_answer(code: int, text: str, body: Any) -> ApiError:
+    """The error of an answer, whether it is a Status object or a proxy's page."""
+    if isinstance(body, dict) and body.get("kind") == "Status":
+        return ApiError(code, body.get("reason") or "", body.get("message") or "", body)
+    return ApiError(code, "", text[:_WORDS])

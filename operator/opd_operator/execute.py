@@ -1,0 +1,291 @@
+"""Carries out a Plan: delete, secrets, create, apply, annotate, status, events, in this order.
+
+Each write is safe to repeat and safe to lose: names are deterministic, deletes name a UID, the status names the version it
+was computed from. A refusal skips one object and is told to the next pass; a fault that outlives its retries ends the pass.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from opd_api.vocabulary import Annotation
+from opd_operator.cache import Cache, JobKey, trim
+from opd_operator.cluster import Cluster
+from opd_operator.errors import ApiError, Unreachable
+from opd_operator.metrics import Metrics
+from opd_operator.model import (
+    Deletion,
+    Manifest,
+    ObjectRef,
+    Plan,
+    SecretRequest,
+    StopRequest,
+    WriteProblem,
+    WriteProblemKind,
+)
+from opd_operator.recorder import Recorder
+from opd_operator.resources import CHILDREN, OPDJOB, OPDJOB_API_VERSION, OPDJOB_KIND, resource_of
+
+_CACHED = frozenset(CHILDREN.values())
+
+
+class Outcome(StrEnum):
+    """How a pass ended; the label of opd_operator_reconcile_seconds."""
+
+    UNCHANGED = "unchanged"
+    CHANGED = "changed"
+    #: At least one write was refused; the next pass is told.
+    REFUSED = "refused"
+    #: The cache was behind: nothing after that was done, and the pass is made again at once.
+    STALE = "stale"
+    #: The OPDJob does not exist any more.
+    GONE = "gone"
+    ERROR = "error"
+
+
+class _Stale(Exception):
+    """The OPDJob has changed since the cache saw it."""
+
+
+class _Gone(Exception):
+    """The OPDJob does not exist any more."""
+
+
+@dataclass
+class Execution:
+    """What became of a plan."""
+
+    outcome: Outcome = Outcome.UNCHANGED
+    writes: int = 0
+    problems: list[WriteProblem] = field(default_factory=list)
+    namespace_terminating: bool = False
+
+
+class Executor:
+    """Executes plans of one job at a time."""
+
+    def __init__(self, *, cluster: Cluster, cache: Cache, recorder: Recorder, metrics: Metrics) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._recorder = recorder
+        self._metrics = metrics
+
+    async def execute(self, job: Manifest, plan: Plan) -> Execution:
+        """Raises: ApiError, Unreachable, NotLeader when the pass must be made again later."""
+        done = Execution()
+        try:
+            if plan.secrets or plan.create or plan.apply:
+                await self._confirm(job)
+            for deletion in plan.delete:
+                await self._delete(job, deletion, done)
+            await self._bring_into_being(job, plan, done)
+            for stop in plan.annotate:
+                await self._annotate(stop, done)
+            if plan.status is not None:
+                await self._write_status(job, plan.status, done)
+        except _Stale:
+            done.outcome = Outcome.STALE
+            return done
+        except _Gone:
+            self._cache.remove(OPDJOB, job)
+            done.outcome = Outcome.GONE
+            return done
+        for event in plan.events:
+            await self._recorder.record(job, event)
+        if done.problems:
+            done.outcome = Outcome.REFUSED
+        elif done.writes:
+            done.outcome = Outcome.CHANGED
+        return done
+
+    async def _bring_into_being(self, job: Manifest, plan: Plan, done: Execution) -> None:
+        for request in plan.secrets:
+            if not done.namespace_terminating:
+                await self._create_secret(request, done)
+        for manifest in plan.create:
+            if not done.namespace_terminating:
+                await self._create(job, manifest, done)
+        for manifest in plan.apply:
+            if not done.namespace_terminating:
+                await self._apply(job, manifest, done)
+
+    async def _confirm(self, job: Manifest) -> None:
+        """Nothing is created for an OPDJob that is gone or that has changed since the decision."""
+        metadata = job["metadata"]
+        fresh = await self._cluster.get(OPDJOB, metadata["namespace"], metadata["name"])
+        if fresh is None or fresh["metadata"]["uid"] != metadata["uid"]:
+            raise _Gone
+        if fresh["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+            self._cache.put(OPDJOB, trim(OPDJOB, fresh))
+            raise _Stale
+
+    async def _delete(self, job: Manifest, deletion: Deletion, done: Execution) -> None:
+        try:
+            answer = await self._cluster.delete(deletion)
+        except ApiError as error:
+            self._refused(deletion.ref, error, done)
+            return
+        if answer is None:
+            self._cache.forget(_key(job), deletion.ref, deletion.uid)
+            return
+        done.writes += 1
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._cache.mark_deleting(_key(job), deletion.ref, deletion.uid, at)
+
+    async def _create_secret(self, request: SecretRequest, done: Execution) -> None:
+        manifest = {**request.manifest, "stringData": {key: secrets.token_urlsafe(32) for key in request.keys}}
+        try:
+            await self._cluster.create(manifest)
+            done.writes += 1
+        except ApiError as error:
+            if not error.already_exists:  # the UID in its name makes that a proof that it is ours
+                self._refused(ObjectRef.of(manifest), error, done)
+
+    async def _create(self, job: Manifest, manifest: Manifest, done: Execution) -> None:
+        try:
+            self._take(await self._cluster.create(manifest))
+            done.writes += 1
+        except ApiError as error:
+            if error.already_exists:
+                await self._prove(job, manifest, done)
+            else:
+                self._refused(ObjectRef.of(manifest), error, done)
+
+    async def _prove(self, job: Manifest, manifest: Manifest, done: Execution) -> None:
+        """AlreadyExists is success when the existing object names our OPDJob as its owner."""
+        existing = await self._existing(manifest)
+        if existing is None:
+            raise Unreachable(f"{manifest['kind']} {manifest['metadata']['name']} existed and vanished; will try again")
+        problem = ownership_problem(job, existing)
+        if problem is not None:
+            done.problems.append(problem)
+        else:
+            self._take(existing)
+
+    async def _apply(self, job: Manifest, manifest: Manifest, done: Execution) -> None:
+        try:
+            existing = await self._existing(manifest)
+            if existing is not None:
+                problem = ownership_problem(job, existing)
+                if problem is not None:
+                    done.problems.append(problem)
+                    return
+                metadata = {**manifest["metadata"], "uid": existing["metadata"]["uid"]}
+                manifest = {**manifest, "metadata": metadata}
+            self._take(await self._cluster.apply(manifest))
+            done.writes += 1
+        except ApiError as error:
+            self._refused(ObjectRef.of(manifest), error, done)
+
+    async def _annotate(self, stop: StopRequest, done: Execution) -> None:
+        patch: Manifest = {"metadata": {"annotations": {Annotation.STOP.value: str(stop.attempt)}}}
+        try:
+            self._take(await self._cluster.merge_patch(stop.config_map, patch))
+            done.writes += 1
+        except ApiError as error:
+            if error.code != 404:  # without the ConfigMap there is nobody to ask
+                self._refused(stop.config_map, error, done)
+
+    async def _write_status(self, job: Manifest, status: Manifest, done: Execution) -> None:
+        current: Manifest = job.get("status") or {}
+        difference = merge_difference(current, status)
+        if not difference:
+            return
+        metadata = job["metadata"]
+        ref = ObjectRef(OPDJOB_API_VERSION, OPDJOB_KIND, metadata["namespace"], metadata["name"])
+        precondition = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
+        try:
+            answer = await self._cluster.merge_patch(
+                ref, {"metadata": precondition, "status": difference}, subresource="status"
+            )
+        except ApiError as error:
+            if error.code == 404:
+                raise _Gone from error
+            if not error.conflict:
+                raise
+            await self._refresh(job)
+            raise _Stale from error
+        self._cache.put(OPDJOB, trim(OPDJOB, answer))
+        done.writes += 1
+        for failure_class in ended_attempts(current, status):
+            self._metrics.attempts.labels(failure_class).inc()
+
+    async def _refresh(self, job: Manifest) -> None:
+        metadata = job["metadata"]
+        fresh = await self._cluster.get(OPDJOB, metadata["namespace"], metadata["name"])
+        if fresh is None or fresh["metadata"]["uid"] != metadata["uid"]:
+            raise _Gone
+        self._cache.put(OPDJOB, trim(OPDJOB, fresh))
+
+    async def _existing(self, manifest: Manifest) -> Manifest | None:
+        resource = resource_of(manifest["apiVersion"], manifest["kind"])
+        return await self._cluster.get(resource, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+    def _take(self, answer: Manifest) -> None:
+        """What we wrote is known before the watch tells, so that the next pass does not write it again."""
+        resource = resource_of(answer["apiVersion"], answer["kind"])
+        if resource in _CACHED:
+            self._cache.put(resource, trim(resource, answer))
+
+    def _refused(self, ref: ObjectRef, error: ApiError, done: Execution) -> None:
+        """Turns a refusal into a value; raises the error when trying again may help."""
+        if error.namespace_terminating:
+            done.namespace_terminating = True
+            return
+        kind = error.problem
+        if kind is None:
+            raise error
+        message = error.message
+        if error.code == 404:
+            message = f"the cluster does not serve {ref.kind} ({ref.api_version})"
+            if ref.api_version.startswith("ray.io/"):
+                message += "; install KubeRay 1.6 or newer"
+        done.problems.append(WriteProblem(ref, kind, message))
+
+
+def ownership_problem(job: Manifest, existing: Manifest) -> WriteProblem | None:
+    """None when the existing object is a living child of this OPDJob."""
+    ref = ObjectRef.of(existing)
+    owners: list[Manifest] = existing["metadata"].get("ownerReferences") or []
+    ours = any(owner.get("uid") == job["metadata"]["uid"] for owner in owners)
+    if existing["metadata"].get("deletionTimestamp"):
+        return WriteProblem(ref, WriteProblemKind.BEING_DELETED, f"the old {ref.kind} {ref.name} is being deleted")
+    if ours:
+        return None
+    name = job["metadata"]["name"]
+    if any(owner.get("kind") == OPDJOB_KIND and owner.get("name") == name for owner in owners):
+        message = f"{ref.kind} {ref.name} belongs to an earlier OPDJob {name} that is being deleted"
+        return WriteProblem(ref, WriteProblemKind.BEING_DELETED, message)
+    owner = f"{owners[0].get('kind')} {owners[0].get('name')}" if owners else "nobody"
+    message = f"{ref.kind} {ref.name} exists and belongs to {owner}; delete or rename it, or rename the OPDJob"
+    return WriteProblem(ref, WriteProblemKind.COLLISION, message)
+
+
+def merge_difference(current: Manifest, desired: Manifest) -> Manifest:
+    """The JSON merge patch (RFC 7386) from one document to the other; empty when they are equal."""
+    patch: Manifest = {key: None for key in current if key not in desired}
+    for key, value in desired.items():
+        old = current.get(key)
+        if old == value:
+            continue
+        patch[key] = merge_difference(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return patch
+
+
+def ended_attempts(before: Manifest, after: Manifest) -> list[str]:
+    """Failure classes (Succeeded has "none") of the attempts whose end the new status tells first."""
+    ended = {attempt["number"] for attempt in before.get("attempts") or () if attempt.get("endTime")}
+    found: list[dict[str, Any]] = after.get("attempts") or []
+    return [
+        attempt.get("failureClass") or "none"
+        for attempt in found
+        if attempt.get("endTime") and attempt["number"] not in ended
+    ]
+
+
+def _key(job: Manifest) -> JobKey:
+    return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
