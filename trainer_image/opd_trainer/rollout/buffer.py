@@ -122,27 +122,36 @@ class GroupBuffer:
     # -- selection -------------------------------------------------------------------------------------------------
 
     def select(self, version: int) -> list[Group] | None:
-        """One batch of groups for the step on weights `version`, oldest first; None while it is not complete.
+        """One batch of groups for the step on weights `version`; None while it is not complete.
 
-        Groups that would be too old after this step must be in it, so the batch waits for those that are still running.
-        Everything else is taken in the order of completion: a slow group holds nobody up before its time.
+        Groups are taken in the order of completion, except where that would leave more old ones than the coming steps can
+        take: of those that must be consumed at version d or before, at most (d - version) batches may remain. So a slow
+        group holds nobody up before its time, and nothing ever becomes too old.
         """
-        limit = version - self.gate.max_staleness
         if len(self._ready) < self.batch:
             return None
-        if any(group.oldest_version <= limit for group in self._running.values()):
-            return None
-        due = [group for group in self._ready.values() if group.oldest_version <= limit]
-        others = [group for group in self._ready.values() if group.oldest_version > limit]
-        if len(due) > self.batch:
-            raise _fault(f"{len(due)} groups are due at version {version} but a batch has {self.batch}")
-        chosen = (due + others)[: self.batch]
+        max_staleness = self.gate.max_staleness
+        open_by_deadline = Counter(group.oldest_version + max_staleness for group in self.open_groups())
+        waiting = dict(self._ready)
+        chosen: list[Group] = []
+        must_go = 0
+        for deadline in sorted(open_by_deadline):
+            must_go += open_by_deadline[deadline]
+            need = must_go - max(0, deadline - version) * self.batch - len(chosen)
+            if need <= 0:
+                continue
+            old = [group for group in waiting.values() if group.oldest_version + max_staleness <= deadline]
+            if len(old) < need:
+                return None
+            for group in old[:need]:
+                chosen.append(waiting.pop(group.group_id))
+        if len(chosen) > self.batch:
+            raise _fault(f"{len(chosen)} groups are due at version {version} but a batch has {self.batch}")
+        chosen += list(waiting.values())[: self.batch - len(chosen)]
         for group in chosen:
             age = version - group.oldest_version
-            if age > self.gate.max_staleness:
-                raise _fault(
-                    f"group {group.group_id} is {age} versions old; maxStaleness is {self.gate.max_staleness}"
-                )
+            if age > max_staleness:
+                raise _fault(f"group {group.group_id} is {age} versions old; maxStaleness is {max_staleness}")
         return chosen
 
     def consume(self, groups: Iterable[Group]) -> None:

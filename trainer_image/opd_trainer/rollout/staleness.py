@@ -4,9 +4,8 @@ The formula is AReaL's: with `batch` groups a step and weights `version`, a grou
 
     min(concurrency - running, (max_staleness + version + 1) * batch - (accepted + running)) > 0.
 
-Of all groups that were started up to version w and did not fail, fewer than (max_staleness + w + 1) * batch exist, so at
-version v the groups that would be too old one step later never number more than one batch: the trainer can always take
-them (see GroupBuffer.select) and nothing has to be thrown away.
+Complete and running groups together so never exceed max_staleness + 1 batches, which is the invariant that lets
+GroupBuffer.select keep every consumed sample's age within bounds without throwing anything away.
 """
 
 from __future__ import annotations

@@ -1,0 +1,98 @@
+"""Joining or starting Ray, and waiting until it has room for the actors. Every wait has a deadline and names what is missing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+
+from opd_api.trainer_config import TrainerConfig
+from opd_api.vocabulary import FailureClass, Reason
+from opd_trainer.errors import TrainerError
+
+logger = logging.getLogger(__name__)
+CONNECT_SECONDS = 120.0
+RESOURCE_SECONDS = 900.0
+POLL_SECONDS = 2.0
+#: CPU slots of a local Ray beside the actors: its own helpers.
+SPARE_CPUS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What the actors ask Ray for."""
+
+    resource: str  # GPU or CPU
+    amount: int
+
+
+def demand_of(config: TrainerConfig) -> Demand:
+    """One unit a learner rank, tensorParallelSize units an engine replica: D of the API."""
+    engines = config.rollout.replicas * config.rollout.tensor_parallel_size
+    return Demand("GPU" if config.accelerators else "CPU", config.training.gpus + engines)
+
+
+def in_cluster(config: TrainerConfig) -> bool:
+    """True inside a RayJob: the cluster exists already."""
+    return bool(os.environ.get("RAY_ADDRESS")) or config.run.progress_config_map is not None
+
+
+def start_ray(config: TrainerConfig) -> None:
+    """Connect (`auto` inside a RayJob) or start a private local Ray; blocks. Raises TrainerError(Infrastructure)."""
+    import ray
+
+    demand = demand_of(config)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        if in_cluster(config):
+            ray.init(address="auto", namespace="opd", logging_level=logging.WARNING)
+        else:
+            amounts = {"num_gpus" if demand.resource == "GPU" else "num_cpus": demand.amount}
+            amounts["num_cpus"] = amounts.get("num_cpus", 0) + SPARE_CPUS
+            ray.init(
+                address="local",
+                namespace="opd",
+                include_dashboard=False,
+                configure_logging=False,
+                logging_level=logging.WARNING,
+                **amounts,
+            )
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+        raise TrainerError(
+            FailureClass.INFRASTRUCTURE, Reason.PLACEMENT_FAILED, f"Ray cannot be reached or started: {error}"
+        ) from error
+    wait_for_resources(demand, seconds=RESOURCE_SECONDS)
+
+
+def wait_for_resources(demand: Demand, *, seconds: float) -> None:
+    """Block until Ray has registered what the actors need. Raises TrainerError(Infrastructure, PlacementFailed)."""
+    import ray
+
+    deadline = time.monotonic() + seconds
+    told = 0.0
+    while True:
+        registered = ray.cluster_resources().get(demand.resource, 0.0)
+        if registered >= demand.amount:
+            return
+        nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        text = f"the actors need {demand.amount} {demand.resource}, {registered:g} are registered on {nodes} nodes"
+        now = time.monotonic()
+        if now >= deadline:
+            raise TrainerError(
+                FailureClass.INFRASTRUCTURE,
+                Reason.PLACEMENT_FAILED,
+                f"{text} after {seconds:.0f} s; look at the Ray worker pods (Pending, image, readiness)",
+            )
+        if now - told > 30:
+            logger.info("waiting for Ray workers: %s", text)
+            told = now
+        time.sleep(POLL_SECONDS)
+
+
+def stop_ray() -> None:
+    """Leave the cluster, or end the local one."""
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
