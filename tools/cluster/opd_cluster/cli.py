@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, ParamSpec
 
 import typer
 
-from opd_cluster import cluster
+from opd_cluster import addons, cluster, full, parts
 from opd_cluster.errors import ClusterError
-from opd_cluster.layout import existing, open_layout
-from opd_cluster.shell import say
+from opd_cluster.layout import Layout, existing, open_layout
+from opd_cluster.network import inside
+from opd_cluster.shell import find_kubectl, say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Name = Annotated[str, typer.Option("--name", envvar="OPD_CLUSTER", help="Which cluster; several can run at once.")]
 Parameters = ParamSpec("Parameters")
 
 
-def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Register a subcommand; a ClusterError becomes two lines on stderr and exit code 1."""
+def _guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """A ClusterError becomes two lines on stderr and exit code 1."""
 
     @functools.wraps(function)
     def guarded(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -31,8 +34,17 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
                 say(f"hint:  {error.hint}")
             raise typer.Exit(1) from error
 
-    app.command()(guarded)
-    return function
+    return guarded
+
+
+def command(function: Callable[Parameters, None]) -> None:
+    """Register a subcommand."""
+    app.command()(_guarded(function))
+
+
+def command_passing_on(function: Callable[Parameters, None]) -> None:
+    """Register a subcommand that hands all words it does not know to another program."""
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_guarded(function))
 
 
 @command
@@ -41,9 +53,18 @@ def up(
     control_plane: Annotated[
         bool, typer.Option("--control-plane", help="API server, etcd and controllers only.")
     ] = False,
+    nodes: Annotated[int, typer.Option(min=2, max=9, help="One CPU node, the rest GPU nodes.")] = 2,
+    gpus: Annotated[int, typer.Option(min=1, max=64, help="nvidia.com/gpu that each GPU node advertises.")] = 8,
+    images: Annotated[
+        str, typer.Option(help="Our images to build and load, separated by commas.")
+    ] = "opd-operator,opd-trainer",
 ) -> None:
     """Start the cluster; removes first what a killed run left behind."""
-    layout = cluster.control_plane_up(name)
+    if control_plane:
+        layout = cluster.control_plane_up(name)
+    else:
+        layout = full.up(name, cluster.Shape(gpu_nodes=nodes - 1, gpus=gpus))
+        full.load(layout, [image for image in images.split(",") if image])
     print(f"export KUBECONFIG={layout.kubeconfig}")
 
 
@@ -72,6 +93,75 @@ def status() -> None:
 def kubeconfig(name: Name = "default") -> None:
     """Print the path of the administrator's kubeconfig."""
     print(cluster.require_up(name).kubeconfig)
+
+
+@command
+def load_image(
+    images: Annotated[
+        list[str],
+        typer.Argument(help="opd-operator, opd-trainer, opd-trainer-sglang, or an image archive (OCI or docker)."),
+    ],
+    name: Name = "default",
+) -> None:
+    """Build our images and put them on the nodes, or put a foreign archive on every node."""
+    layout = cluster.require_up(name)
+    for image in images:
+        if Path(image).is_file():
+            for member in full.nodes(layout, cluster.recorded_shape(layout) or cluster.Shape()):
+                member.store.import_archive(Path(image))
+        else:
+            full.load(layout, [image])
+
+
+@command
+def claim(namespace: Annotated[str, typer.Argument()], name: Name = "default") -> None:
+    """Make the claim opd-local (ReadWriteMany, the same directory everywhere) in a namespace; prints the directory."""
+    layout = cluster.require_up(name)
+    addons.create_claim(layout, namespace)
+    print(layout.data)
+
+
+@command
+def install(
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Chart values, as for helm.")] = None,
+    name: Name = "default",
+) -> None:
+    """Install or upgrade our operator from charts/opd-operator."""
+    print(addons.install_operator(cluster.require_up(name), *(sets or [])))
+
+
+@command_passing_on
+def helm(context: typer.Context, name: Name = "default") -> None:
+    """Helm against this cluster, for example: opd-cluster helm list -A."""
+    layout = cluster.require_up(name)
+    _become([str(parts.binary(parts.HELM)), *context.args], layout)
+
+
+@command_passing_on
+def kubectl(context: typer.Context, name: Name = "default") -> None:
+    """kubectl against this cluster, for example: opd-cluster kubectl get pods -A."""
+    _become([find_kubectl(), *context.args], cluster.require_up(name))
+
+
+@command_passing_on
+def exec(
+    context: typer.Context,
+    name: Name = "default",
+    node: Annotated[str, typer.Option(help="In this node's network; without it in the control plane's.")] = "",
+) -> None:
+    """Run a command inside the cluster's network: opd-cluster exec --node gpu-0 -- ip route."""
+    layout = cluster.require_up(name)
+    members = {
+        member.name: member.netns for member in full.nodes(layout, cluster.recorded_shape(layout) or cluster.Shape())
+    }
+    if node and node not in members:
+        raise ClusterError(f"no node {node}", f"one of {', '.join(members)}")
+    _become([str(word) for word in inside(members.get(node, layout.netns), *context.args)], layout)
+
+
+def _become(argv: list[str], layout: Layout) -> None:
+    os.environ["KUBECONFIG"] = str(layout.kubeconfig)
+    os.execvp(argv[0], argv)  # noqa: S606 - signals and the exit code are the program's own
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from opd_cluster import cgroups, controlplane, debian, network, parts
 from opd_cluster.errors import ClusterError
-from opd_cluster.layout import SOURCE, Layout, existing, open_layout
+from opd_cluster.layout import RUN_DIR, SOURCE, Layout, existing, open_layout
 from opd_cluster.shell import Stage, find_kubectl, need_root, run, say
 
 CRD_SECONDS = 30
@@ -133,11 +133,20 @@ def mounts_below(path: Path) -> list[str]:
     return sorted((point for point in decoded if Path(point).is_relative_to(path)), key=len, reverse=True)
 
 
+def _mounts(layout: Layout) -> list[str]:
+    return mounts_below(layout.state) + mounts_below(RUN_DIR / layout.name)
+
+
 def unmount(layout: Layout) -> None:
-    for point in mounts_below(layout.state):
+    """Unmount what dead kubelets and containers left, and remove the sockets and links beside it."""
+    for point in _mounts(layout):
         run(["umount", point], check=False)
-    if left := mounts_below(layout.state):
+    if left := _mounts(layout):
         run(["umount", "--lazy", *left])
+    shutil.rmtree(RUN_DIR / layout.name, ignore_errors=True)
+    for link in Path("/var/log/containers").glob("*"):  # kubelet's legacy links; its option cannot turn them off
+        if link.is_symlink() and Path(os.readlink(link)).is_relative_to(layout.state):
+            link.unlink()
 
 
 def down(name: str, *, purge: bool = False) -> None:
@@ -164,7 +173,7 @@ def sweep(prefix: str) -> None:
 def leftovers(layout: Layout) -> list[str]:
     """What of the cluster is on the machine: empty after `down`."""
     found = [f"process {pid}" for pid in sorted(cgroups.members(layout.cgroup) | network.processes(layout))]
-    found += [f"mount {point}" for point in mounts_below(layout.state)]
+    found += [f"mount {point}" for point in _mounts(layout)]
     found += [f"network namespace {name}" for name in network.namespaces(layout)]
     found += [f"interface {entry}" for entry in os.listdir("/sys/class/net") if entry == layout.host_interface]
     return found + [

@@ -22,6 +22,8 @@ API_SERVICE_ADDRESS = "10.96.0.1"
 DNS_SERVICE_ADDRESS = "10.96.0.10"
 API_PORT = 6443
 MAX_CLUSTERS = 250
+RUN_DIR = Path("/run/opd")
+"""Sockets and container state, one directory per cluster and node."""
 
 
 def cache_root() -> Path:
