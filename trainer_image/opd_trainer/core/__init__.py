@@ -48,6 +48,7 @@ from opd_trainer.core.topk import (
     linear_topk_divergence,
     topk_divergence,
 )
+from opd_trainer.core.vocab_parallel import vocab_parallel_gather_logprobs, vocab_parallel_logsumexp
 
 __all__ = [
     "AggregationMode",
@@ -87,5 +88,7 @@ __all__ = [
     "student_topk_surrogate_from_logprobs",
     "topk_divergence",
     "value_loss",
+    "vocab_parallel_gather_logprobs",
+    "vocab_parallel_logsumexp",
     "whiten",
 ]

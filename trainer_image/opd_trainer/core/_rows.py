@@ -68,7 +68,8 @@ def row_stats(
     gathered = torch.empty(ids.shape, dtype=dtype, device=device)
     weights = torch.empty(0, dtype=dtype, device=device)
     for part, logits in _chunks(head, chunk_rows):
-        top = logits.amax(dim=-1, keepdim=True).to(dtype)
+        # A row of −inf (a rank that holds only padding) has mass 0, not NaN.
+        top = logits.amax(dim=-1, keepdim=True).to(dtype).clamp_min(torch.finfo(dtype).min)
         if weights.shape[0] < logits.shape[0]:
             shifted_buffer, weights = (torch.empty(logits.shape, dtype=dtype, device=device) for _ in range(2))
         shifted = torch.sub(logits, top, out=shifted_buffer[: logits.shape[0]])
