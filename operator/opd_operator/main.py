@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from opd_operator.accelerators import accelerators_of
 from opd_operator.cache import Cache, JobKey
 from opd_operator.cluster import Cluster
 from opd_operator.events import EventReader
@@ -22,6 +21,7 @@ from opd_operator.leader import AlwaysLeading, LeaderElection, LeaseSettings
 from opd_operator.logs import configure
 from opd_operator.metrics import JobSample, Metrics, PhaseClock, teachers_ready
 from opd_operator.model import Kind, Manifest
+from opd_operator.observe_children import accelerator_units, is_active
 from opd_operator.reconcile import Reconciler
 from opd_operator.recorder import Recorder
 from opd_operator.settings import Settings, SettingsError
@@ -158,7 +158,7 @@ class Operator:
             step=training.get("step"),
             reverse_kl=(training.get("metrics") or {}).get(REVERSE_KL),
             teachers_ready=teachers_ready(status.get("teachersReady")),
-            accelerators=accelerators_of(self.cache.children(key, Kind.POD)),
+            accelerators=sum(accelerator_units(pod) for pod in self.cache.children(key, Kind.POD) if is_active(pod)),
         )
 
 
