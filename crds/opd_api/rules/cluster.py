@@ -1,0 +1,122 @@
+"""Rules 18, 20 to 23: steps, names, storage, accelerators and suspension."""
+
+from __future__ import annotations
+
+import re
+
+from opd_api.rules.finding import Hits, Level, rule
+from opd_api.v1alpha1 import Device, OPDJob, WeightSync
+
+NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+NAME_LIMIT = 40
+
+
+@rule(18, "StepsXorEpochs", Level.ERROR, "exactly one of steps and epochs", in_schema=True)
+def steps_xor_epochs(job: OPDJob) -> Hits:
+    training = job.spec.training
+    if training.steps is not None and training.epochs is not None:
+        yield "spec.training.epochs", "steps and epochs are both written. Keep one of them."
+    if training.steps is None and training.epochs is None:
+        yield "spec.training.steps", "neither steps nor epochs is written. Write steps: 200 or epochs: 1."
+
+
+@rule(18, "PartialNeedsStaleness", Level.ERROR, "partialRollout needs maxStaleness > 0", in_schema=True)
+def partial_needs_staleness(job: OPDJob) -> Hits:
+    rollout = job.spec.rollout
+    if rollout.partial_rollout and rollout.max_staleness == 0:
+        yield (
+            "spec.rollout.partialRollout",
+            "a response that goes on under new weights has tokens of old ones, which maxStaleness 0 forbids. Write "
+            "maxStaleness: 1, or partialRollout: false.",
+        )
+
+
+@rule(18, "HalfIdle", Level.WARNING, "synchronous training leaves half of the accelerators idle")
+def half_idle(job: OPDJob) -> Hits:
+    spec = job.spec
+    if spec.rollout.max_staleness == 0 and spec.runtime.effective_accelerator_resource is not None and spec.demand > 1:
+        yield (
+            "spec.rollout.maxStaleness",
+            f"engines and learners take turns on {spec.demand} accelerators, so about half of them wait. Write maxStaleness: 1 "
+            "to let rollouts run one step ahead.",
+        )
+
+
+@rule(20, "JobName", Level.ERROR, "the job's name fits into the names of its children", in_schema=True)
+def job_name(job: OPDJob) -> Hits:
+    name = job.metadata.name
+    if re.fullmatch(NAME_PATTERN, name) is None or len(name) > NAME_LIMIT:
+        yield (
+            "metadata.name",
+            f"{name!r} cannot be the name of a job: at most {NAME_LIMIT} lower-case letters, digits and '-', a letter first and "
+            "no '-' last.",
+        )
+
+
+@rule(21, "ClaimMissing", Level.ERROR, "storage names a claim", cluster_only=True)
+def claim_missing(job: OPDJob) -> Hits:
+    if job.spec.storage.claim_name is None:
+        yield (
+            "spec.storage.claimName",
+            "checkpoints and the student need a place that outlives pods. Write claimName: <a ReadWriteMany "
+            "PersistentVolumeClaim of this namespace>.",
+        )
+
+
+@rule(22, "CpuTensorParallel", Level.ERROR, "no tensor parallelism on CPUs", in_schema=True)
+def cpu_tensor_parallel(job: OPDJob) -> Hits:
+    spec = job.spec
+    if spec.runtime.device is not Device.CPU:
+        return
+    places = [("spec.rollout", spec.rollout.tensor_parallel_size)]
+    places += [
+        (f"spec.teachers[{index}]", teacher.tensor_parallel_size)
+        for index, teacher in enumerate(spec.teachers)
+        if not teacher.external
+    ]
+    for path, size in places:
+        if size > 1:
+            yield (
+                f"{path}.tensorParallelSize",
+                "device: cpu cannot split a model over accelerators. Write tensorParallelSize: 1, or device: cuda.",
+            )
+
+
+@rule(22, "CpuNccl", Level.ERROR, "no NCCL on CPUs", in_schema=True)
+def cpu_nccl(job: OPDJob) -> Hits:
+    if job.spec.runtime.device is Device.CPU and job.spec.training.weight_sync is WeightSync.NCCL:
+        yield "spec.training.weightSync", "NCCL needs GPUs. Write weightSync: disk, or device: cuda."
+
+
+@rule(22, "EngineOverWorker", Level.ERROR, "an engine fits into one Ray worker")
+def engine_over_worker(job: OPDJob) -> Hits:
+    size, room = job.spec.rollout.tensor_parallel_size, job.spec.gpus_per_worker
+    if size > room:
+        yield (
+            "spec.rollout.tensorParallelSize",
+            f"an engine of {size} accelerators does not fit into a worker with {room}. Write ray.workers.gpusPerWorker: {size}, "
+            f"or tensorParallelSize: {room}.",
+        )
+
+
+@rule(23, "SuspendLosesWork", Level.WARNING, "suspending saves first, if there is time")
+def suspend_loses_work(job: OPDJob) -> Hits:
+    if job.spec.suspend:
+        yield (
+            "spec.suspend",
+            "the trainer is asked to save first; work since the last checkpoint is lost when it does not answer within "
+            f"lifecycle.preemptionGraceSeconds ({job.spec.lifecycle.preemption_grace_seconds} s).",
+        )
+
+
+RULES = (
+    steps_xor_epochs,
+    partial_needs_staleness,
+    half_idle,
+    job_name,
+    claim_missing,
+    cpu_tensor_parallel,
+    cpu_nccl,
+    engine_over_worker,
+    suspend_loses_work,
+)
