@@ -104,13 +104,12 @@ def _metrics(log_ratio: Tensor, ratio: Tensor, weights: Tensor, keep: Tensor, ke
     token_ratio = torch.exp(log_ratio.clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND))
     any_trained = keep.any()
     zero = torch.zeros((), dtype=ratio.dtype, device=ratio.device)
+    lowest = torch.where(keep, ratio, math.inf).amin() if ratio.numel() else zero
     mean, mean_square = masked_mean(weights, keep), masked_mean(weights.square(), keep)
     return {
         "ratio_mean": masked_mean(ratio, keep),
         "ratio_max": masked(ratio, keep).amax() if ratio.numel() else zero,
-        "ratio_min": torch.where(keep, ratio, ratio.new_full((), math.inf)).amin() * any_trained
-        if ratio.numel()
-        else zero,
+        "ratio_min": torch.where(any_trained, lowest, zero),
         "kept_fraction": masked_mean(kept, keep),
         "weight_mean": mean,
         "effective_sample_size": torch.where(mean_square > 0, mean.square() / mean_square.clamp_min(1e-30), zero),
