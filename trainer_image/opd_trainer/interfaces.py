@@ -72,6 +72,8 @@ class StepResult:
     metrics: dict[str, float]
     #: sample_id -> [R] log-probabilities of the learner before the update (pass 1).
     old_logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)
+    #: sample_id -> [R] log-probabilities of in-process teachers, which score in the learner.
+    teacher_logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict)
 
 
 class Learner(Protocol):

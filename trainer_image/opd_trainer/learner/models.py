@@ -1,0 +1,233 @@
+"""The models inside a learner rank: the student with its head, a critic, and frozen teachers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from peft import LoraConfig, inject_adapter_in_model
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from opd_api.v1alpha1 import Dtype, Lora, Model
+from opd_api.vocabulary import FailureClass, Reason
+from opd_trainer import core
+from opd_trainer.errors import TrainerError
+from opd_trainer.learner.batch import MicroBatch
+from opd_trainer.learner.head import HeadOutput, HeadRequest, from_hidden, from_logits
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP32: torch.float32}
+#: Settings of a config that make the logits more than hidden @ weight^T.
+_LOGIT_SETTINGS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+#: Rows on which the fused head is compared with the model's own logits.
+CHECKED_ROWS = 32
+
+
+class StudentWithHead(nn.Module):
+    """A causal model whose head runs inside the forward pass of FSDP's root, where its weight is whole."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.fused = head_is_plain(model)
+
+    def forward(self, batch: MicroBatch, request: HeadRequest | None) -> HeadOutput:
+        """Flat [N] outputs at `batch.rows`.
+
+        Without a request: the fused head's log-probabilities of the labels (`logprobs`) and the model's own ones
+        (`divergence`) at the first rows, for the check of the first batch.
+        """
+        if request is None:
+            return self._both_heads(batch)
+        if not self.fused:
+            return from_logits(self._own_logits(batch), batch, request)
+        return from_hidden(hidden_rows(self.model.base_model, batch), self._head_weight(), batch, request)
+
+    def _own_logits(self, batch: MicroBatch) -> Tensor:
+        """[N, V]"""
+        output = self.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+        return output.logits.flatten(0, 1)[batch.rows]
+
+    def _head_weight(self) -> Tensor:
+        """[V, H]"""
+        return self.model.get_output_embeddings().weight
+
+    def _both_heads(self, batch: MicroBatch) -> HeadOutput:
+        hidden = hidden_rows(self.model.base_model, batch)[:CHECKED_ROWS]
+        labels = batch.labels[:CHECKED_ROWS]
+        fused, _ = core.linear_logprobs(hidden, self._head_weight(), labels)
+        own = core.gather_logprobs(self._own_logits(batch)[:CHECKED_ROWS], labels.unsqueeze(1))[:, 0]
+        return HeadOutput(fused, own)
+
+
+class FrozenTeacher(nn.Module):
+    """A teacher inside the learner: no gradient, logits by slices of rows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False)
+        self.plain = head_is_plain(model)
+
+    @property
+    def vocabulary(self) -> int:
+        """V of the teacher."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """Hidden states [N, H] where the head is plain, else logits [N, V]."""
+        if self.plain:
+            return hidden_rows(self.model.base_model, batch)
+        output = self.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+        return output.logits.flatten(0, 1)[batch.rows]
+
+    def logits(self, states: Tensor, part: slice) -> Tensor:
+        """[n, V] at the rows of `part`; only after a forward pass, when FSDP's root holds its parameters whole."""
+        if not self.plain:
+            return states[part]
+        return states[part] @ self.model.get_output_embeddings().weight.T
+
+
+class Critic(nn.Module):
+    """A value head, 0 at the start, on a language model: V of the state before each response token."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.model = backbone
+        self.value = nn.Linear(backbone.config.get_text_config().hidden_size, 1)
+        if not self.value.weight.is_meta:
+            nn.init.zeros_(self.value.weight)
+            nn.init.zeros_(self.value.bias)
+
+    def forward(self, batch: MicroBatch) -> Tensor:
+        """[N]"""
+        return self.value(hidden_rows(self.model, batch))[:, 0]
+
+
+def hidden_rows(backbone: nn.Module, batch: MicroBatch) -> Tensor:
+    """Final hidden states at `batch.rows`, [N, H]."""
+    output = backbone(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False)
+    return output.last_hidden_state.flatten(0, 1)[batch.rows]
+
+
+def head_is_plain(model: nn.Module) -> bool:
+    """Whether the logits are hidden @ weight^T, as far as the config and the type of the head tell."""
+    head = model.get_output_embeddings()
+    text = model.config.get_text_config()
+    scaled = [name for name in _LOGIT_SETTINGS if getattr(text, name, None) not in (None, 1, 1.0)]
+    return type(head) is nn.Linear and head.bias is None and not scaled
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+def student_builder(model: Model, lora: Lora | None, *, seed: int, attention: str) -> Callable[[bool], StudentWithHead]:
+    """A function that makes the student: with its weights in fp32 on the CPU (True), or without storage (False)."""
+
+    def build(real: bool) -> StudentWithHead:
+        plain = _causal(model, torch.float32, real, attention)
+        if lora is not None:
+            # The same adapters on every rank would need the same generator state; only rank 0's are kept anyway.
+            torch.manual_seed(seed)
+            _add_adapters(plain, lora, real)
+        return StudentWithHead(_without_dropout(plain))
+
+    return build
+
+
+def teacher_builder(model: Model, *, attention: str) -> Callable[[bool], FrozenTeacher]:
+    """As `student_builder`, for a frozen teacher in its own dtype."""
+    return lambda real: FrozenTeacher(_without_dropout(_causal(model, DTYPES[model.dtype], real, attention)))
+
+
+def critic_builder(model: Model, *, attention: str) -> Callable[[bool], Critic]:
+    """As `student_builder`, for a critic."""
+
+    def build(real: bool) -> Critic:
+        if real:
+            return Critic(_without_dropout(_load(AutoModel, model, torch.float32, attention)))
+        with init_empty_weights(include_buffers=False):
+            return Critic(_without_dropout(_from_config(AutoModel, model, torch.float32, attention)))
+
+    return build
+
+
+def lora_config(lora: Lora) -> LoraConfig:
+    """The adapters as peft knows them; without names every linear layer but the head."""
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=0.0,
+        target_modules=list(lora.target_modules) or "all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _add_adapters(model: nn.Module, lora: Lora, real: bool) -> None:
+    try:
+        if real:
+            inject_adapter_in_model(lora_config(lora), model)
+        else:
+            with init_empty_weights(include_buffers=False):
+                inject_adapter_in_model(lora_config(lora), model)
+    except ValueError as error:
+        raise TrainerError(
+            FailureClass.CONFIG, Reason.CONFIG_ERROR, f"student.lora cannot be applied: {error}"
+        ) from error
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+
+
+def _causal(model: Model, dtype: torch.dtype, real: bool, attention: str) -> nn.Module:
+    if real:
+        return _load(AutoModelForCausalLM, model, dtype, attention)
+    with init_empty_weights(include_buffers=False):
+        return _from_config(AutoModelForCausalLM, model, dtype, attention)
+
+
+def _load(auto: Any, model: Model, dtype: torch.dtype, attention: str) -> nn.Module:
+    try:
+        loaded = auto.from_pretrained(
+            model.source,
+            revision=model.revision,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=model.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise _not_found(model, error) from error
+    # A few checkpoints load single tensors (routers, norms) in another type than asked for.
+    return loaded.to(dtype)
+
+
+def _from_config(auto: Any, model: Model, dtype: torch.dtype, attention: str) -> nn.Module:
+    try:
+        config = AutoConfig.from_pretrained(
+            model.source, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise _not_found(model, error) from error
+    return auto.from_config(
+        config, dtype=dtype, attn_implementation=attention, trust_remote_code=model.trust_remote_code
+    ).to(dtype)
+
+
+def _not_found(model: Model, error: Exception) -> TrainerError:
+    return TrainerError(
+        FailureClass.CONFIG,
+        Reason.MODEL_NOT_FOUND,
+        f"the model {model.source} cannot be loaded: {str(error).splitlines()[0]}; check source, revision and trustRemoteCode",
+    )
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    """Log-probabilities must be those of the policy that samples: no dropout anywhere."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model
