@@ -36,6 +36,21 @@ class ObjectRef:
         return cls(manifest["apiVersion"], manifest["kind"], metadata.get("namespace", ""), metadata["name"])
 
 
+class Fact(StrEnum):
+    """Facts of the current attempt whose age matters; `Memory.since` is keyed by them."""
+
+    #: A student pod of the attempt failed, vanished or is being deleted. Sticky: it stays true for the attempt.
+    DISRUPTED = "disrupted"
+    HEAD_GONE = "headGone"
+    HEAD_NOT_READY = "headNotReady"
+    RAY_JOB_MISSING = "rayJobMissing"
+    RAY_JOB_ENDED = "rayJobEnded"
+    RAY_JOB_RUNNING = "rayJobRunning"
+    FINAL_DOCUMENT = "finalDocument"
+    #: A student pod waits for room: unschedulable or over quota.
+    CAPACITY_WAIT = "capacityWait"
+
+
 class Kind(StrEnum):
     """Kinds of children that a snapshot holds."""
 
@@ -72,6 +87,7 @@ class Snapshot:
     - every object: apiVersion, kind, metadata.{name, namespace, uid, generation, labels, annotations, ownerReferences,
       creationTimestamp, deletionTimestamp}
     - OPDJob, Deployment, Job, RayJob, RayCluster: status; OPDJob also spec; Deployment also spec.replicas
+    - Event: involvedObject.uid, reason, message, lastTimestamp, eventTime
     - Pod: spec.nodeName, spec.containers[].resources, status
     - ConfigMap: data of the one named `children.names.progress_config_map`; nothing of the others
     """
@@ -137,8 +153,10 @@ class Memory:
     attempt: int = 0
     sequence: Seen | None = None
     activity: Seen | None = None
-    #: When a fact that is still true was first seen, by the fact's key.
-    since: Mapping[str, datetime] = field(default_factory=dict)
+    #: When a fact that is still true was first seen.
+    since: Mapping[Fact, datetime] = field(default_factory=dict)
+    #: Diagnosis that goes with Fact.DISRUPTED; kept because the pod soon vanishes.
+    disruption: Diagnosis | None = None
     problems: tuple[WriteProblem, ...] = ()
 
     def with_problems(self, problems: tuple[WriteProblem, ...]) -> Memory:
@@ -198,8 +216,6 @@ class Owned:
 
 
 class StepState(StrEnum):
-    """State of a check or probe Job."""
-
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -214,6 +230,10 @@ class StepJob:
     #: Parsed from the termination message of its newest pod.
     document: FinalDocument | None
     diagnosis: Diagnosis | None
+    #: Its newest pod is seen to have ended.
+    pod_ended: bool = False
+    #: The Job has ended but its pod is still seen alive: its watch is late, and the document with it.
+    undecided: bool = False
 
 
 @dataclass(frozen=True)
@@ -222,7 +242,7 @@ class TeacherView:
 
     name: str
     deployment: Owned | None
-    #: Value of opd.dev/restart in the pod template.
+    #: The Deployment's annotation opd.dev/restart.
     restart: int
     ready: int
     desired: int
@@ -250,7 +270,7 @@ class HeadState(StrEnum):
 
 @dataclass(frozen=True)
 class RayJobView:
-    """The RayJob of one attempt and its RayCluster's live state."""
+    """The RayJob of one attempt and its RayCluster's live state. The words are KubeRay's."""
 
     owned: Owned
     attempt: int
@@ -264,6 +284,8 @@ class RayJobView:
     head_not_ready: bool
     #: Why pods of the attempt do not run yet.
     waiting: Diagnosis | None
+    #: They wait for room (unschedulable, quota), not for an image or a volume.
+    waits_for_room: bool
     #: Why pods of the attempt failed or go away.
     disruption: Diagnosis | None
     #: When the last of its pods got a node; None while one has none.
@@ -287,6 +309,8 @@ class Observation:
     #: Documents of the current attempt; others are ignored.
     progress: ProgressDocument | None = None
     final: FinalDocument | None = None
+    #: Why a document that is there could not be read.
+    unreadable: str = ""
     #: Student pods that still exist, by attempt.
     student_pods: Mapping[int, int] = field(default_factory=dict)
     #: Pods of teachers and students that have a node and have not ended.
@@ -302,8 +326,6 @@ class Observation:
 
 
 class Propagation(StrEnum):
-    """propagationPolicy of a delete."""
-
     BACKGROUND = "Background"
     FOREGROUND = "Foreground"
 
@@ -339,8 +361,6 @@ class StopRequest:
 
 
 class EventType(StrEnum):
-    """type of a Kubernetes Event."""
-
     NORMAL = "Normal"
     WARNING = "Warning"
 

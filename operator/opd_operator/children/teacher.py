@@ -118,11 +118,13 @@ def deployment(job: JobContext, teacher: Teacher, restart: int) -> Manifest:
             template=teacher.template,
         ),
     )
+    metadata = job.metadata(names.teacher(job.name, teacher.name), Role.TEACHER, teacher=teacher.name)
+    metadata["annotations"] = {Annotation.RESTART.value: str(restart)}
     return with_spec_hash(
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
-            "metadata": job.metadata(names.teacher(job.name, teacher.name), Role.TEACHER, teacher=teacher.name),
+            "metadata": metadata,
             "spec": {
                 "replicas": teacher.replicas,
                 "selector": {"matchLabels": _selector(job, teacher)},

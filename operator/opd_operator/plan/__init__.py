@@ -1,0 +1,93 @@
+"""All decisions of the operator: `plan(observation, now, settings) -> Plan`. Pure, and repeated until nothing is left to do.
+
+accept -> check inputs -> start teachers -> probe teachers -> start student -> train -> finish. Each step either says that it
+is done or what it waits for; the status of the last pass is the only state between two passes.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from opd_api.vocabulary import ConditionType
+from opd_operator.model import Observation, Plan
+from opd_operator.plan.accept import accept, corrected, first_visit, refused_writes, start_over
+from opd_operator.plan.check import check_inputs
+from opd_operator.plan.draft import Draft
+from opd_operator.plan.events import changes
+from opd_operator.plan.finish import overdue, release
+from opd_operator.plan.status import build
+from opd_operator.plan.student import begin, between_attempts
+from opd_operator.plan.suspend import suspend_or_resume
+from opd_operator.plan.train import follow
+from opd_operator.settings import Settings
+
+#: A look at least this soon after a planned time, so that a clock's rounding does not cost a second look.
+WAKE_SLACK_SECONDS = 0.05
+
+
+def plan(observation: Observation, now: datetime, settings: Settings) -> Plan:
+    """What this pass does. Nothing at all for a job that is being deleted or whose namespace is: owner references free its
+    children, and every create would be refused."""
+    if observation.job.deleting or observation.namespace_terminating:
+        return Plan()
+    draft = Draft.begin(observation, now, settings)
+    if corrected(draft):
+        start_over(draft)
+    first_visit(draft)
+    if not _ended(draft):
+        _advance(draft)
+    if _ended(draft):
+        _forget_starts(draft)
+        release(draft)
+    return _frozen(draft)
+
+
+def _advance(draft: Draft) -> None:
+    """One pass over the steps of a job that has not ended."""
+    if not accept(draft) or not refused_writes(draft):
+        return
+    draft.refresh = _changed_before_the_student(draft)
+    if not suspend_or_resume(draft) or overdue(draft) or not check_inputs(draft):
+        return
+    if draft.entry is None:
+        begin(draft)
+    elif draft.live:
+        follow(draft)
+    else:
+        between_attempts(draft)
+
+
+def _changed_before_the_student(draft: Draft) -> bool:
+    """True when the spec was edited before the current attempt began: the edit acts at once."""
+    known = draft.job.status.observed_generation
+    return known is not None and known != draft.job.generation and draft.entry is None
+
+
+def _ended(draft: Draft) -> bool:
+    return draft.is_true(ConditionType.SUCCEEDED) or draft.is_true(ConditionType.FAILED)
+
+
+def _forget_starts(draft: Draft) -> None:
+    """A job that ended in this pass creates nothing, whatever an earlier step of the pass had asked for."""
+    draft.secrets.clear()
+    draft.create.clear()
+    draft.apply.clear()
+    draft.annotate.clear()
+
+
+def _frozen(draft: Draft) -> Plan:
+    status = build(draft)
+    changed = status != draft.job.raw_status
+    wake = None
+    if draft.wake_at is not None:
+        wake = max((draft.wake_at - draft.now).total_seconds(), 0.0) + WAKE_SLACK_SECONDS
+    return Plan(
+        delete=tuple(draft.delete),
+        secrets=tuple(draft.secrets),
+        create=tuple(draft.create),
+        apply=tuple(draft.apply),
+        annotate=tuple(draft.annotate),
+        status=status if changed else None,
+        events=(*draft.events, *changes(draft)) if changed else tuple(draft.events),
+        requeue_after=wake,
+    )

@@ -1,0 +1,128 @@
+"""First step: is this a job we can run? And: were the writes of the last pass taken?"""
+
+from __future__ import annotations
+
+from opd_api.vocabulary import ConditionType, FailureClass, Reason, Severity
+from opd_operator.model import Diagnosis, EventType, WriteProblem, WriteProblemKind
+from opd_operator.plan.draft import Draft, Truth
+from opd_operator.plan.outcome import fail
+
+#: While a write is refused it is tried again at this pace.
+RETRY_WRITE_SECONDS = 15.0
+INITIAL = {
+    ConditionType.ACCEPTED: Reason.RECEIVED,
+    ConditionType.SUSPENDED: Reason.RECEIVED,
+    ConditionType.INPUTS_CHECKED: Reason.WAITING,
+    ConditionType.TEACHERS_READY: Reason.WAITING,
+    ConditionType.TEACHERS_PROBED: Reason.WAITING,
+    ConditionType.RAY_JOB_CREATED: Reason.WAITING,
+    ConditionType.TRAINING_RUNNING: Reason.WAITING,
+    ConditionType.PROGRESSING: Reason.RECEIVED,
+    ConditionType.CHECKPOINT_AVAILABLE: Reason.WAITING,
+    ConditionType.SUCCEEDED: Reason.WAITING,
+    ConditionType.FAILED: Reason.WAITING,
+    ConditionType.RESOURCES_RELEASED: Reason.WAITING,
+    ConditionType.NAME_COLLISION: Reason.RECEIVED,
+}
+#: Conditions that are known from the start: False, not Unknown.
+KNOWN = frozenset({ConditionType.SUSPENDED, ConditionType.NAME_COLLISION})
+
+
+def first_visit(draft: Draft) -> None:
+    """Set every condition that is missing, so that `kubectl wait` and people find all of them at once."""
+    for kind, reason in INITIAL.items():
+        if kind not in draft.conditions:
+            draft.set(kind, Truth.FALSE if kind in KNOWN else Truth.UNKNOWN, reason)
+
+
+def corrected(draft: Draft) -> bool:
+    """True when a refused job that never started was edited: it gets a second first visit."""
+    return (
+        draft.reason(ConditionType.FAILED) == Reason.INVALID_SPEC
+        and draft.is_true(ConditionType.FAILED)
+        and draft.start_time is None
+        and draft.job.status.observed_generation != draft.job.generation
+    )
+
+
+def start_over(draft: Draft) -> None:
+    """Forget a refusal."""
+    draft.conditions.clear()
+    draft.completion_time = None
+
+
+def accept(draft: Draft) -> bool:
+    """Rules decide once, before anything is created: an upgrade of the operator must not stop a running job."""
+    job = draft.job
+    if job.spec is None and draft.start_time is not None:
+        draft.set(ConditionType.ACCEPTED, Truth.FALSE, Reason.INVALID_SPEC, _first_error(draft))
+        draft.wait(Reason.INVALID_SPEC, "the spec cannot be read by this version of the operator; nothing is touched")
+        return False
+    if draft.start_time is None:
+        if job.refused:
+            message = _first_error(draft)
+            draft.set(ConditionType.ACCEPTED, Truth.FALSE, Reason.INVALID_SPEC, message)
+            fail(draft, Diagnosis(FailureClass.CONFIG, Reason.INVALID_SPEC, message, ""))
+            return False
+        if not draft.is_true(ConditionType.ACCEPTED):
+            for finding in job.findings:
+                draft.event(EventType.WARNING, Reason.WARNING, f"{finding.path}: {finding.message} [{finding.code}]")
+    warnings = sum(finding.severity == Severity.WARNING for finding in job.findings)
+    message = f"{warnings} warnings, see status.findings" if warnings else "schema and rules pass"
+    draft.set(ConditionType.ACCEPTED, Truth.TRUE, Reason.ACCEPTED, message)
+    return True
+
+
+def refused_writes(draft: Draft) -> bool:
+    """Act on what the API server refused in the last pass: wait, or fail when waiting cannot help."""
+    problems = draft.observation.problems
+    collisions = [item for item in problems if item.kind is WriteProblemKind.COLLISION]
+    if collisions:
+        message = "; ".join(f"{item.ref.kind} {item.ref.name} belongs to somebody else" for item in collisions)
+        draft.set(
+            ConditionType.NAME_COLLISION,
+            Truth.TRUE,
+            Reason.NAME_COLLISION,
+            f"{message}. Rename the job or delete them.",
+        )
+        draft.wait(Reason.NAME_COLLISION, message)
+    else:
+        draft.set(ConditionType.NAME_COLLISION, Truth.FALSE, Reason.RECEIVED)
+    invalid = next((item for item in problems if item.kind is WriteProblemKind.INVALID), None)
+    if invalid is not None:
+        fail(
+            draft,
+            Diagnosis(
+                FailureClass.CONFIG,
+                Reason.INVALID_SPEC,
+                f"the API server refuses {invalid.ref.kind} {invalid.ref.name}: {invalid.message}",
+                "Correct the role's template or placement; for RayJob: is KubeRay >= 1.6 installed?",
+            ),
+        )
+        return False
+    for problem in problems:
+        _wait_for_write(draft, problem)
+    return True
+
+
+def _wait_for_write(draft: Draft, problem: WriteProblem) -> None:
+    draft.passed(draft.now, RETRY_WRITE_SECONDS)
+    what = f"{problem.ref.kind} {problem.ref.name}"
+    if problem.kind is WriteProblemKind.BEING_DELETED:
+        draft.wait(Reason.WAITING, f"an older {what} is being deleted")
+    elif problem.kind is WriteProblemKind.QUOTA:
+        draft.wait(Reason.QUOTA_EXCEEDED, f"{what}: {problem.message}")
+    elif problem.kind is WriteProblemKind.FORBIDDEN:
+        draft.wait(
+            Reason.WAITING,
+            f"the operator may not write {what}: {problem.message} Look at the chart's RBAC and at admission policies.",
+        )
+
+
+def _first_error(draft: Draft) -> str:
+    errors = [item for item in draft.job.findings if item.severity == Severity.ERROR]
+    if not errors:
+        return "the spec cannot be read"
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more in status.findings)" if len(errors) > 1 else ""
+    return f"{first.path}: {first.message} [{first.code}]{more}"

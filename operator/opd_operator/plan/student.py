@@ -1,0 +1,90 @@
+"""Fifth step: the RayJob of an attempt, and the pause between two attempts.
+
+The gate is here: `begin` reaches `_create` only when every teacher is ready and probed in this very observation.
+"""
+
+from __future__ import annotations
+
+from opd_api.v1alpha1 import AttemptStatus
+from opd_api.vocabulary import ConditionType, Reason
+from opd_operator.children import names
+from opd_operator.children.access import head_access
+from opd_operator.children.config import progress_config_map
+from opd_operator.children.rayjob import ray_job
+from opd_operator.model import EventType, Kind
+from opd_operator.plan.draft import Draft, Truth, moment, stamp
+from opd_operator.plan.probe import probe_teachers
+from opd_operator.plan.teachers import release_teachers, start_teachers, watch_teachers
+
+
+def begin(draft: Draft) -> None:
+    """Bring the current attempt to its RayJob."""
+    if not start_teachers(draft) or not probe_teachers(draft):
+        return
+    draft.record(
+        AttemptStatus(
+            number=draft.attempt,
+            ray_job_name=names.ray_job(draft.job.name, draft.attempt),
+            start_time=stamp(draft.now),
+            end_time=None,
+            failure_class=None,
+            reason=None,
+            message=None,
+        )
+    )
+    create(draft)
+    draft.event(EventType.NORMAL, Reason.ATTEMPT_STARTED, f"attempt {draft.attempt} starts")
+
+
+def create(draft: Draft) -> None:
+    """Ask for the RayJob and what it needs. Repeated until the RayJob is seen."""
+    context = draft.context
+    name, content_hash = draft.create_config()
+    draft.create_once(Kind.CONFIG_MAP, progress_config_map(context))
+    # The cache holds none of these kinds; a second POST is answered with AlreadyExists.
+    draft.create.extend(head_access(context))
+    draft.create_once(Kind.RAY_JOB, ray_job(context, draft.attempt, name, content_hash))
+    draft.set(ConditionType.RAY_JOB_CREATED, Truth.FALSE, Reason.RAY_CLUSTER_STARTING, "the RayJob is being created")
+
+
+def between_attempts(draft: Draft) -> None:
+    """Remove the old RayJob, wait for its pods and the back-off, then begin the next attempt."""
+    entry = draft.entry
+    old = draft.observation.ray_jobs.get(draft.attempt)
+    draft.remove(old.owned if old else None)
+    released = entry is not None and entry.reason == Reason.CAPACITY_RELEASED
+    if released:
+        release_teachers(draft)
+    else:
+        watch_teachers(draft)
+    pause = moment(draft.next_attempt_time) or draft.now
+    reason = Reason.CAPACITY_RELEASED if released else Reason.BACK_OFF
+    draft.set(ConditionType.TRAINING_RUNNING, Truth.FALSE, reason)
+    draft.set(ConditionType.RAY_JOB_CREATED, Truth.FALSE, reason, f"attempt {draft.attempt + 1} follows")
+    rested = draft.passed(pause, 0)
+    if not rested or not _old_pods_gone(draft):
+        waits_for = "the back-off" if not rested else "the old attempt's pods to go"
+        draft.wait(
+            reason, f"attempt {draft.attempt + 1} waits for {waits_for}; attempt {draft.attempt} ended: {_why(draft)}"
+        )
+        return
+    draft.attempt += 1
+    draft.next_attempt_time = None
+    draft.refresh = True
+    begin(draft)
+
+
+def _old_pods_gone(draft: Draft) -> bool:
+    """Pods of older attempts are gone, or have had their time: one on a dead node stays Terminating for ever, and the fence
+    in the run directory makes a second trainer harmless."""
+    if sum(count for attempt, count in draft.observation.student_pods.items() if attempt <= draft.attempt) == 0:
+        return True
+    entry = draft.entry
+    end = (moment(entry.end_time) if entry else None) or draft.now
+    patience = draft.spec.lifecycle.preemption_grace_seconds + draft.settings.old_pods_extra_seconds
+    return draft.passed(end, patience)
+
+
+def _why(draft: Draft) -> str:
+    entry = draft.entry
+    return f"{entry.reason}: {entry.message or ''}"[:400] if entry else ""

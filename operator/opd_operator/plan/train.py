@@ -1,0 +1,75 @@
+"""Sixth step: follow the live attempt."""
+
+from __future__ import annotations
+
+from opd_api.vocabulary import ConditionType, Outcome, Reason, TrainerPhase
+from opd_operator.plan.draft import Draft, Truth
+from opd_operator.plan.endings import End, EndKind, find_end
+from opd_operator.plan.outcome import attempt_failed, attempt_preempted, attempt_released, succeed
+from opd_operator.plan.student import between_attempts, create
+from opd_operator.plan.teachers import release_teachers, watch_teachers
+
+#: The trainer scores nothing any more.
+DONE_WITH_TEACHERS = frozenset({TrainerPhase.EXPORTING, TrainerPhase.FINISHED})
+
+
+def follow(draft: Draft) -> None:
+    """Say how the attempt goes, and act when it ends."""
+    observe_attempt(draft)
+    end = find_end(draft)
+    if end is not None:
+        conclude(draft, end)
+
+
+def observe_attempt(draft: Draft) -> None:
+    """Conditions of a live attempt. Creates the RayJob again as long as it was never seen."""
+    view = draft.observation.ray_jobs.get(draft.attempt)
+    if view is not None:
+        draft.set(ConditionType.RAY_JOB_CREATED, Truth.TRUE, Reason.RAY_JOB_CREATED, f"RayJob {view.owned.name}")
+    elif not draft.is_true(ConditionType.RAY_JOB_CREATED):
+        create(draft)
+    _training(draft)
+    if _done_with_teachers(draft):
+        release_teachers(draft)
+    else:
+        watch_teachers(draft)
+    if view is not None and not draft.is_true(ConditionType.TRAINING_RUNNING) and view.waiting is not None:
+        draft.wait_for(view.waiting)
+
+
+def conclude(draft: Draft, end: End) -> None:
+    """Act on an end."""
+    if end.kind is EndKind.SUCCEEDED:
+        succeed(draft)
+        return
+    if end.kind is EndKind.PREEMPTED:
+        attempt_preempted(draft, end.diagnosis.message)
+    elif end.kind is EndKind.RELEASED:
+        attempt_released(draft, end.diagnosis)
+    else:
+        attempt_failed(draft, end.diagnosis, end.teacher)
+    if not draft.is_true(ConditionType.FAILED):
+        between_attempts(draft)
+
+
+def _training(draft: Draft) -> None:
+    progress = draft.observation.progress
+    if progress is None:
+        if not draft.is_true(ConditionType.TRAINING_RUNNING):
+            draft.set(ConditionType.TRAINING_RUNNING, Truth.FALSE, Reason.RAY_CLUSTER_STARTING, "no heartbeat yet")
+        return
+    exporting = progress.phase in DONE_WITH_TEACHERS
+    reason = Reason.EXPORTING if exporting else Reason.TRAINING_RUNNING
+    draft.set(ConditionType.TRAINING_RUNNING, Truth.TRUE, reason, f"the trainer is {progress.phase}")
+    if progress.phase is TrainerPhase.TEACHER_UNAVAILABLE:
+        who = progress.unavailable_teacher or "a teacher"
+        why = next(
+            (f" ({view.diagnosis})" for view in draft.observation.teachers if view.name == who and view.diagnosis), ""
+        )
+        draft.wait(Reason.TEACHER_UNAVAILABLE, f"no replica of {who} answers{why}; samples are held, none is lost")
+
+
+def _done_with_teachers(draft: Draft) -> bool:
+    progress, final = draft.observation.progress, draft.observation.final
+    exporting = progress is not None and progress.phase in DONE_WITH_TEACHERS
+    return exporting or (final is not None and final.outcome is Outcome.SUCCEEDED)
