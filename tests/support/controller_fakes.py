@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from opd_trainer.controller.state import RunState
 from opd_trainer.errors import Failure, SampleError
 from opd_trainer.interfaces import GenerateResult, StepResult
 from opd_trainer.rollout.data import PromptStream
-from opd_trainer.sample import Sample, VersionSpan
+from opd_trainer.sample import Sample, SampleState, VersionSpan
 from opd_trainer.storage import RunDirectory
 
 
@@ -220,6 +220,7 @@ class RecordingLog:
         self.steps: list[tuple[int, dict[str, float]]] = []
         self.evaluations: list[tuple[int, dict[str, float]]] = []
         self.counts: Counter[str] = Counter()
+        self.versions: list[int] = []
 
     def generated(self, sample: Sample, seconds: float) -> None:
         self.counts["generated"] += 1
@@ -233,11 +234,16 @@ class RecordingLog:
     def failed(self, sample: Sample, failure: Failure) -> None:
         self.counts["failed"] += 1
 
-    def step(self, step: int, metrics: dict[str, float], samples: list[Sample]) -> None:
+    def step(
+        self, step: int, metrics: dict[str, float], samples: list[Sample], states: Mapping[SampleState, int]
+    ) -> None:
         self.steps.append((step, metrics))
 
-    def evaluation(self, step: int, metrics: dict[str, float]) -> None:
+    def evaluation(self, step: int, metrics: dict[str, float], samples: list[Sample]) -> None:
         self.evaluations.append((step, metrics))
+
+    def published(self, version: int) -> None:
+        self.versions.append(version)
 
 
 def sample_error(failure_class: FailureClass = FailureClass.DATA, message: str = "bad sample") -> SampleError:

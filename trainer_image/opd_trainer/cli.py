@@ -30,7 +30,9 @@ def _config_argument(parser: argparse.ArgumentParser) -> None:
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     _config_argument(parser)
     parser.add_argument("--metrics-port", type=int, help="port of the metrics; default 9400 in a cluster, none locally")
-    parser.add_argument("--drain-port", type=int, help="port of the drain server; default 9401 in a cluster, none locally")
+    parser.add_argument(
+        "--drain-port", type=int, help="port of the drain server; default 9401 in a cluster, none locally"
+    )
 
 
 def _run(args: argparse.Namespace) -> int:

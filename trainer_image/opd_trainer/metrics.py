@@ -27,7 +27,9 @@ class PrometheusMetrics:
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
-        self.reverse_kl = gauge("opd_reverse_kl", "Mean of log student - log teacher over trained response tokens, in nats.")
+        self.reverse_kl = gauge(
+            "opd_reverse_kl", "Mean of log student - log teacher over trained response tokens, in nats."
+        )
         self.loss = gauge("opd_loss", "Loss of the last step.")
         self.step = gauge("opd_step", "Finished optimizer steps.")
         self.total_steps = gauge("opd_total_steps", "Steps of the whole run.")
@@ -35,17 +37,25 @@ class PrometheusMetrics:
         self.response_length = gauge("opd_response_length", "Mean response length of the last step, in tokens.")
         self.staleness = gauge("opd_staleness", "Mean age of the last batch, in weight versions.")
         self.weight_version = gauge("opd_weight_version", "Version of the published weights.")
-        self.buffer_samples = gauge("opd_buffer_samples", "Samples by state; the four exits are cumulative.", ("state",))
+        self.buffer_samples = gauge(
+            "opd_buffer_samples", "Samples by state; the four exits are cumulative.", ("state",)
+        )
         self.learner = gauge("opd_learner", "Every number of the last step, by its name in metrics.jsonl.", ("metric",))
         self.evaluation = gauge("opd_evaluation", "Numbers of the last evaluation.", ("metric",))
-        self.phase_seconds = gauge("opd_phase_seconds", "Time of the last step, by what the trainer waited for.", ("phase",))
+        self.phase_seconds = gauge(
+            "opd_phase_seconds", "Time of the last step, by what the trainer waited for.", ("phase",)
+        )
         self.tokens = Counter("opd_tokens", "Tokens by kind.", ("kind",), registry=registry)
         self.samples = Counter("opd_samples", "Samples that passed a stage.", ("stage",), registry=registry)
         self.sample_failures = Counter(
             "opd_sample_failures", "Samples that failed, by class.", ("class", "reason"), registry=registry
         )
         self.teacher_seconds = Histogram(
-            "opd_teacher_request_seconds", "Time of one scoring request.", ("teacher",), buckets=_SECONDS, registry=registry
+            "opd_teacher_request_seconds",
+            "Time of one scoring request.",
+            ("teacher",),
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.teacher_failures = Counter(
             "opd_teacher_failures", "Scoring requests that failed, by class.", ("teacher", "class"), registry=registry
@@ -104,7 +114,11 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, document: dict[str, Any]) -> None:
-        self._file.write(json.dumps(document, allow_nan=False, default=str) + "\n")
+        self.write_line(json.dumps(document, allow_nan=False, default=str))
+
+    def write_line(self, text: str) -> None:
+        """One JSON document that is text already."""
+        self._file.write(text + "\n")
         self._file.flush()
 
     def close(self) -> None:

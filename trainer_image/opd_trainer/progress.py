@@ -85,7 +85,9 @@ class ConfigMapSink:
         try:
             async with self._session.patch(self._url, data=body, headers=headers) as response:
                 if response.status >= 300:
-                    raise OSError(f"PATCH of the progress ConfigMap: HTTP {response.status} {(await response.text())[:200]}")
+                    raise OSError(
+                        f"PATCH of the progress ConfigMap: HTTP {response.status} {(await response.text())[:200]}"
+                    )
                 answer: dict[str, Any] = await response.json()
         except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
             raise OSError(f"PATCH of the progress ConfigMap: {type(error).__name__}: {error}") from error
@@ -99,7 +101,12 @@ class Heartbeat:
     """Sends a document every 15 s and at each change of phase, and hears the request to stop."""
 
     def __init__(
-        self, sink: Sink, state: RunState, document: Callable[[int], ProgressDocument], *, seconds: float = HEARTBEAT_SECONDS
+        self,
+        sink: Sink,
+        state: RunState,
+        document: Callable[[int], ProgressDocument],
+        *,
+        seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._sink = sink
         self._state = state

@@ -133,9 +133,7 @@ class Process:
                 logger.warning("no metrics: port %d cannot be opened: %s", self._metrics_port, error)
         if not self._drain_port:
             return None
-        drain = DrainServer(
-            state, grace_seconds=self._config.lifecycle.preemption_grace_seconds, port=self._drain_port
-        )
+        drain = DrainServer(state, grace_seconds=self._config.lifecycle.preemption_grace_seconds, port=self._drain_port)
         try:
             await drain.start()
         except OSError as error:
@@ -165,7 +163,6 @@ class Process:
             text = f"{type(error).__name__}: {error}"
             return self._early(state, Failure(FailureClass.INTERNAL, Reason.INTERNAL_ERROR, text), text)
         controller = self._controller = Controller(self._config, built.parts, self._directory, state)
-        built.attach(controller)
         watchdog = StallWatchdog(
             state,
             seconds=self._config.lifecycle.stall_timeout_seconds,

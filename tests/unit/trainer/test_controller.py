@@ -68,9 +68,7 @@ def test_an_asynchronous_run_never_trains_on_samples_that_are_too_old(tmp_path: 
         )
         final = await rig.controller.run()
         assert final.outcome is Outcome.SUCCEEDED, final
-        ages = [
-            version - sample.start_version for version, batch in enumerate(rig.learner.batches) for sample in batch
-        ]
+        ages = [version - sample.start_version for version, batch in enumerate(rig.learner.batches) for sample in batch]
         assert max(ages) <= max_staleness
         assert max(ages) >= 1, "nothing ran ahead: the run was not asynchronous"
 
@@ -146,7 +144,9 @@ def test_the_fleet_s_concurrency_is_not_exceeded(tmp_path: Path) -> None:
 
 def test_a_group_larger_than_the_fleet_still_runs(tmp_path: Path) -> None:
     async def main() -> None:
-        config = config_for(tmp_path / "run", rollout={"samplesPerPrompt": 8}, training={"steps": 1, "promptsPerStep": 2})
+        config = config_for(
+            tmp_path / "run", rollout={"samplesPerPrompt": 8}, training={"steps": 1, "promptsPerStep": 2}
+        )
         rig = Rig(tmp_path / "run", config=config, engine=FakeEngine(latency=lambda call: 1.0, concurrency=4))
         assert (await rig.controller.run()).outcome is Outcome.SUCCEEDED
 
@@ -208,7 +208,8 @@ def test_partial_rollouts_continue_on_new_weights_with_their_spans(tmp_path: Pat
             assert sample.response_length <= 8
             assert sample.version_spans[0].start == 0
             assert sample.version_spans[-1].end == sample.response_length
-            assert sample.rollout_logprobs is not None and sample.response_ids is not None
+            assert sample.rollout_logprobs is not None
+            assert sample.response_ids is not None
             for span in sample.version_spans:  # the fakes' tokens and log-probabilities name their version
                 assert set(sample.rollout_logprobs[span.start : span.end]) == {-1.0 - span.version}
                 assert set(sample.response_ids[span.start : span.end]) == {65 + span.version}

@@ -48,7 +48,10 @@ def test_a_file_shorter_than_a_batch_repeats() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    size=st.integers(1, 9), before=st.integers(0, 25), outstanding=st.sets(st.integers(0, 24), max_size=6), data=st.data()
+    size=st.integers(1, 9),
+    before=st.integers(0, 25),
+    outstanding=st.sets(st.integers(0, 24), max_size=6),
+    data=st.data(),
 )
 def test_a_resume_anywhere_in_an_epoch_goes_on_exactly(
     size: int, before: int, outstanding: set[int], data: st.DataObject

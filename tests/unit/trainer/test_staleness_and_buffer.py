@@ -163,7 +163,7 @@ def test_a_group_leaves_only_once() -> None:
 def test_an_incomplete_group_cannot_be_committed() -> None:
     buffer = buffer_with()
     group = buffer.reserve(prompt(0), 0)
-    with pytest.raises(TrainerError, match="0 of 1 samples ready|with 1 of 1"):
+    with pytest.raises(TrainerError, match="with 1 of 1 samples ready"):
         buffer.commit(group)
 
 

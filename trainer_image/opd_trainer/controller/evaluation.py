@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from opd_trainer.controller.batch_metrics import token_mean_reverse_kl
 from opd_trainer.controller.groups import SampleRunner
@@ -11,6 +12,14 @@ from opd_trainer.controller.state import RunState
 from opd_trainer.errors import SampleError
 from opd_trainer.rollout.data import Prompt
 from opd_trainer.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Metrics with the prefix `eval_`, and the samples behind them."""
+
+    metrics: dict[str, float]
+    samples: list[Sample]
 
 
 class Evaluator:
@@ -29,8 +38,8 @@ class Evaluator:
         """Before the first step, every `everySteps` and after the last."""
         return step % self._every == 0 or step == self._state.total_steps
 
-    async def run(self) -> dict[str, float]:
-        """Metrics with the prefix `eval_`. Samples that fail are counted, not replaced."""
+    async def run(self) -> Evaluation:
+        """Samples that fail are counted, not replaced."""
         samples = [self._sample(-1 - number, prompt) for number, prompt in enumerate(self._prompts)]
         done = [sample for sample in await asyncio.gather(*map(self._one, samples)) if sample is not None]
         metrics = {"eval_samples": float(len(done)), "eval_failed": float(len(samples) - len(done))}
@@ -42,7 +51,7 @@ class Evaluator:
         rewards = [sample.reward for sample in done if sample.reward is not None]
         if rewards:
             metrics["eval_reward"] = sum(rewards) / len(rewards)
-        return metrics
+        return Evaluation(metrics, done)
 
     @staticmethod
     def _sample(sample_id: int, prompt: Prompt) -> Sample:

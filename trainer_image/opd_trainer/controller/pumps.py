@@ -6,7 +6,7 @@ Synchronous training is maxStaleness 0 of the same code: the gate then opens exa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.controller.admission import Admission
 from opd_trainer.controller.batch_metrics import batch_metrics
 from opd_trainer.controller.checkpointing import Checkpointer
-from opd_trainer.controller.evaluation import Evaluator
+from opd_trainer.controller.evaluation import Evaluation, Evaluator
 from opd_trainer.controller.groups import GroupRunner
 from opd_trainer.controller.state import RunState
 from opd_trainer.controller.weights import Publisher
@@ -22,15 +22,19 @@ from opd_trainer.errors import TrainerError
 from opd_trainer.interfaces import Learner, RolloutEngine
 from opd_trainer.rollout.buffer import Group, GroupBuffer
 from opd_trainer.rollout.data import PromptStream
-from opd_trainer.sample import EXITS, Sample
+from opd_trainer.sample import EXITS, Sample, SampleState
 
 
 class StepLog(Protocol):
     """Where the numbers of a step go."""
 
-    def step(self, step: int, metrics: dict[str, float], samples: list[Sample]) -> None: ...
+    def step(
+        self, step: int, metrics: dict[str, float], samples: list[Sample], states: Mapping[SampleState, int]
+    ) -> None: ...
 
-    def evaluation(self, step: int, metrics: dict[str, float]) -> None: ...
+    def evaluation(self, step: int, metrics: dict[str, float], samples: list[Sample]) -> None: ...
+
+    def published(self, version: int) -> None: ...
 
 
 class PhaseClock:
@@ -209,7 +213,7 @@ class Pumps:
         metrics = batch_metrics(samples, version) | result.metrics
         metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._clock.take().items()}
         self._state.metrics = metrics
-        self._log.step(self._state.step, metrics, samples)
+        self._log.step(self._state.step, metrics, samples, self._buffer.states())
         await self._evaluate()
 
     async def _after_step(self) -> None:
@@ -218,6 +222,7 @@ class Pumps:
         if (not last or self._evaluator is not None) and not self._state.stop.is_set():
             async with self._clock.measure("publish"):
                 await self._publisher.publish(self._state.step)
+            self._log.published(self._state.step)
             self.wake()
         if self._checkpointer.due(self._state.step):
             async with self._clock.measure("checkpoint"):
@@ -227,13 +232,13 @@ class Pumps:
         if self._evaluator is None or not self._evaluator.due(self._state.step) or self._state.stop.is_set():
             return
         async with self._clock.measure("evaluate"):
-            metrics = await self._interruptible(self._evaluator.run())
-        if metrics is not None:
-            self._log.evaluation(self._state.step, metrics)
+            evaluation = await self._interruptible(self._evaluator)
+        if evaluation is not None:
+            self._log.evaluation(self._state.step, evaluation.metrics, evaluation.samples)
 
-    async def _interruptible(self, work: Awaitable[dict[str, float]]) -> dict[str, float] | None:
+    async def _interruptible(self, evaluator: Evaluator) -> Evaluation | None:
         """The result, or None when a stop is asked for first."""
-        task = asyncio.ensure_future(work)
+        task = asyncio.create_task(evaluator.run(), name="evaluation")
         stop = asyncio.create_task(self._state.stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -39,6 +39,8 @@ GRACE_RESERVE_SECONDS = 5.0
 SHUTDOWN_SECONDS = 60.0
 #: How long a failing run may try to save what it has.
 LAST_SAVE_SECONDS = 120.0
+#: The report of an unsuccessful end comes after the checkpoint and before the final document.
+LAST_REPORT_SECONDS = 3.0
 CONTROLLER_FORMAT = 1
 TOKENIZER_FINGERPRINT = "tokenizer"
 
@@ -67,8 +69,8 @@ class Parts:
     resume_state: dict[str, Any] | None = None
     #: Written into checkpoints and compared at a resume.
     fingerprints: dict[str, str] = field(default_factory=dict)
-    #: Writes the report; returns its path. None when diagnostics.report is false.
-    report: Callable[[], Awaitable[Path | None]] | None = None
+    #: Writes summary and report for (outcome or Running, message); returns the report's path.
+    report: Callable[[str, str], Awaitable[Path | None]] | None = None
 
 
 class Controller:
@@ -99,6 +101,7 @@ class Controller:
             snapshot=self._snapshot,
             every_steps=training.checkpoint.every_steps,
             background=training.checkpoint.async_,
+            on_saved=self._report_running,
         )
         self._learner_started = False
         self._result: ResultStatus | None = None
@@ -117,9 +120,8 @@ class Controller:
                 watching.result()
             if not work.done() and stop.done():
                 await self._grace(work)
-            if work.cancelled():
-                return self._document(Outcome.PREEMPTED, None)
-            return self._document(await work, None)
+            outcome = Outcome.PREEMPTED if work.cancelled() else await work
+            return await self._ended(outcome, None)
         except TrainerError as error:
             return await self._failed(work, error.failure)
         except Exception as error:
@@ -261,13 +263,20 @@ class Controller:
         await self._parts.learner.export(temporary)
         await asyncio.to_thread(self._directory.check_fence)
         await asyncio.to_thread(replace_directory, temporary, target)
-        report = await self._parts.report() if self._parts.report is not None else None
+        report = await self._report(Outcome.SUCCEEDED, self._story(Outcome.SUCCEEDED))
         checkpoint = self.state.last_checkpoint
         self._result = ResultStatus(
             checkpoint=checkpoint.path if checkpoint else None,
             exported_model=str(target),
             report=str(report) if report else None,
         )
+
+    async def _report(self, outcome: str, message: str) -> Path | None:
+        return await self._parts.report(outcome, message) if self._parts.report is not None else None
+
+    async def _report_running(self) -> None:
+        if self.state.phase is TrainerPhase.TRAINING:  # every ending writes its own report
+            await self._report("Running", "")
 
     # -- endings -----------------------------------------------------------------------------------------------------
 
@@ -287,7 +296,16 @@ class Controller:
             if self._learner_started:
                 await self._save_what_there_is(failure)
         logger.error("failed: %s/%s: %s", failure.failure_class, failure.reason, failure.message)
-        return self._document(Outcome.FAILED, failure)
+        return await self._ended(Outcome.FAILED, failure)
+
+    async def _ended(self, outcome: Outcome, failure: Failure | None) -> FinalDocument:
+        final = self._document(outcome, failure)
+        if outcome is not Outcome.SUCCEEDED and final.reason != Reason.SUPERSEDED:
+            try:
+                await asyncio.wait_for(self._report(outcome, final.message), LAST_REPORT_SECONDS)
+            except TimeoutError:
+                logger.warning("the report was not written in time")
+        return final
 
     def _document(self, outcome: Outcome, failure: Failure | None) -> FinalDocument:
         reason = failure.reason if failure else Reason.PREEMPTED if outcome is Outcome.PREEMPTED else Reason.SUCCEEDED

@@ -143,8 +143,7 @@ class GroupBuffer:
             old = [group for group in waiting.values() if group.oldest_version + max_staleness <= deadline]
             if len(old) < need:
                 return None
-            for group in old[:need]:
-                chosen.append(waiting.pop(group.group_id))
+            chosen += [waiting.pop(group.group_id) for group in old[:need]]
         if len(chosen) > self.batch:
             raise _fault(f"{len(chosen)} groups are due at version {version} but a batch has {self.batch}")
         chosen += list(waiting.values())[: self.batch - len(chosen)]
