@@ -17,7 +17,7 @@ MAX_FINDINGS = 16
 def job_view(raw: Manifest) -> JobView:
     """Parse an OPDJob. A spec that breaks a rule is no exception here but a list of findings."""
     metadata = raw["metadata"]
-    _, findings = check_document({key: raw[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in raw})
+    job, findings = check_document({key: raw[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in raw})
     raw_status: Manifest = raw.get("status") or {}
     return JobView(
         name=metadata["name"],
