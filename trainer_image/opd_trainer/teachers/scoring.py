@@ -60,13 +60,14 @@ class ScoreRows:
 class TeacherModel:
     """A frozen causal model. Not thread-safe: one thread scores."""
 
-    def __init__(self, source: str, *, dtype: str, device: str, trust_remote_code: bool = False) -> None:
+    def __init__(
+        self, source: str, *, dtype: str, device: str, revision: str | None = None, trust_remote_code: bool = False
+    ) -> None:
         started = time.monotonic()
         self.device = torch.device(device)
-        self.config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        self.model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code
-        )
+        options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        self.config = AutoConfig.from_pretrained(source, **options)
+        self.model = AutoModelForCausalLM.from_pretrained(source, dtype=DTYPES[dtype], **options)
         self.model.to(self.device).eval().requires_grad_(False)
         head = self.model.get_output_embeddings()
         #: Ids below this are legal: both the embedding and the head have a row for them.

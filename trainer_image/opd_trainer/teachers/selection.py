@@ -38,6 +38,7 @@ def query_for(
         top_k if selection in NEEDS_TEACHER_TOP else 0,
         at_ids,
         reuse_prefix,
+        vocabulary,
     )
 
 

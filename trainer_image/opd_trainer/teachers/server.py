@@ -210,11 +210,12 @@ def _json(document: Any, status: int) -> web.Response:
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `opd-trainer serve`."""
     parser.add_argument("--model", required=True, help="path or hub id of the teacher")
+    parser.add_argument("--revision", help="hub revision")
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on")  # noqa: S104 - a pod's own network
     parser.add_argument("--port", type=int, default=Port.TEACHER, help="port to listen on")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bf16", help="type of the weights")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="where the model runs")
-    parser.add_argument("--max-context", type=int, help="longest sequence in tokens; default is the model's")
+    parser.add_argument("--max-context-tokens", type=int, help="longest sequence in tokens; default is the model's")
     parser.add_argument("--served-model-name", help="id that /model_info reports; default is --model")
     parser.add_argument("--max-batch-tokens", type=int, default=8192, help="padded tokens of one forward pass")
     parser.add_argument("--max-waiting", type=int, default=4096, help="requests that may wait; more get status 503")
@@ -227,8 +228,14 @@ def build_server(args: argparse.Namespace) -> TeacherServer:
     if args.threads:
         torch.set_num_threads(args.threads)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-    model = TeacherModel(args.model, dtype=args.dtype, device=device, trust_remote_code=args.trust_remote_code)
-    context = min(args.max_context or model.context or 1 << 30, model.context or 1 << 30)
+    model = TeacherModel(
+        args.model,
+        dtype=args.dtype,
+        device=device,
+        revision=args.revision,
+        trust_remote_code=args.trust_remote_code,
+    )
+    context = min(args.max_context_tokens or model.context or 1 << 30, model.context or 1 << 30)
     return TeacherServer(
         model,
         ServerSettings(

@@ -36,6 +36,8 @@ class ScoreQuery:
     at_ids: NDArray[np.int32] | None = None  # [R, K]
     #: False scores from position 0, which keeps a server from using its prefix cache.
     reuse_prefix: bool = True
+    #: Size of the teacher's vocabulary, where known.
+    vocabulary: int | None = None
 
     @property
     def tokens(self) -> int:

@@ -86,9 +86,17 @@ def sampled_logprobs(meta: dict[str, Any], query: ScoreQuery) -> NDArray[np.floa
         values = np.array([np.nan if row[0] is None else row[0] for row in scored], dtype=np.float32)
     except (TypeError, IndexError, ValueError):
         raise AnswerError("a row of input_token_logprobs is not [logprob, token_id, text]") from None
-    check_echo(ids, query.response_ids)
+    check_echo(_unclipped(ids, query), query.response_ids)
     check_finite(values, query.response_ids)
     return values
+
+
+def _unclipped(echoed: Sequence[Any], query: ScoreQuery) -> NDArray[Any]:
+    """SGLang scores the last id of the vocabulary like any other, but echoes it as 0 (a guard for image placeholders)."""
+    ids = np.asarray(echoed)
+    if query.vocabulary is None or ids.shape != query.response_ids.shape:
+        return ids
+    return np.where((ids == 0) & (query.response_ids == query.vocabulary - 1), query.response_ids, ids)
 
 
 def aligned(rows: Sequence[Any], response_length: int) -> Sequence[Any]:
@@ -166,6 +174,7 @@ class SglangAdapter:
             query.response_ids[start:end],
             query.top_k,
             reuse_prefix=query.reuse_prefix,
+            vocabulary=query.vocabulary,
         )
 
     def parse(self, query: ScoreQuery, documents: Sequence[dict[str, Any]]) -> ScoreAnswer:
