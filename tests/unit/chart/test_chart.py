@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
 from opd_cluster import parts
 from opd_operator.settings import Settings
 

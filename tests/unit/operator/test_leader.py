@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.leader import LeaderElection, LeaseSettings
 from opd_operator.resources import Resource

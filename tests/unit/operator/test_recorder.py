@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.model import EventType, ObjectRef, PlannedEvent
 from opd_operator.recorder import Recorder

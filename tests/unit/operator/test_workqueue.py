@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+
 from opd_operator.workqueue import Backoff, QueueClosed, WorkQueue
 
 
@@ -196,7 +197,8 @@ async def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind(queue: Wo
         queue.done(key)
         queue.drop(key)
     assert queue.size == 0
-    assert not queue._failures and not queue._again
+    assert not queue._failures
+    assert not queue._again
 
 
 async def test_closing_ends_every_waiting_worker(queue: WorkQueue[str]) -> None:
