@@ -226,7 +226,7 @@ def proximal_alpha_range(job: OPDJob) -> Hits:
     if not 0 < value <= 1:
         yield (
             f"{BASE}.proximalTeacherAlpha",
-            f"{value} is outside (0, 1]. 1 is the plain teacher; TROPD recipes write 0.2.",
+            f"{value} is outside (0, 1]. 1 is the plain teacher. TROPD recipes write 0.2.",
         )
 
 

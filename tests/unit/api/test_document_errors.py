@@ -1,0 +1,88 @@
+"""A document that does not fit the models: the path as in the YAML, and what was probably meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from opd_testing.jobs import ABSENT, job_document
+
+from opd_api.rules import Finding, check_document
+from opd_api.vocabulary import Severity
+
+
+def only(changes: dict[str, Any]) -> Finding:
+    job, found = check_document(job_document(changes))
+    assert job is None
+    assert len(found) == 1, found
+    return found[0]
+
+
+CASES: tuple[tuple[dict[str, Any], str, str, str], ...] = (
+    ({"spec.distillation.topk": 8}, "UnknownField", "spec.distillation.topk", "'topK'"),
+    ({"spec.distillation.top_k": 8}, "UnknownField", "spec.distillation.top_k", "'topK'"),
+    ({"spec.teachers.0.modle": {}}, "UnknownField", "spec.teachers[0].modle", "'model'"),
+    ({"spec.student.model.sorce": "x"}, "UnknownField", "spec.student.model.sorce", "'source'"),
+    ({"spec.topK": 8}, "UnknownField", "spec.topK", "spec.distillation.topK"),
+    ({"spec.zzz": 8}, "UnknownField", "spec.zzz", "acknowledge, data"),
+    ({"spec.distillation.signal": "los"}, "UnknownValue", "spec.distillation.signal", "'loss'"),
+    ({"spec.teachers.0.backend": "SGLang"}, "UnknownValue", "spec.teachers[0].backend", "'sglang'"),
+    (
+        {"spec.task.reward": "mathverify"},
+        "UnknownValue",
+        "spec.task.reward",
+        "module:function. Did you mean 'math_verify'",
+    ),
+    ({"kind": "OPDjob"}, "UnknownValue", "kind", "'OPDJob'"),
+    ({"spec.training.steps": "200"}, "WrongType", "spec.training.steps", "'200'"),
+    ({"spec.suspend": "yes"}, "WrongType", "spec.suspend", "'yes'"),
+    ({"spec.teachers": {}}, "WrongType", "spec.teachers", "valid array"),
+    ({"spec.runtime.resources.requests": {"cpu": [1]}}, "WrongType", "spec.runtime.resources.requests.cpu", "[1]"),
+    ({"spec.training.steps": 0}, "OutOfRange", "spec.training.steps", "greater than or equal to 1"),
+    ({"spec.teachers": []}, "OutOfRange", "spec.teachers", "at least 1"),
+    ({"spec.distillation.coefficient": float("nan")}, "OutOfRange", "spec.distillation.coefficient", "finite"),
+    ({"spec.training.learningRate": float("inf")}, "OutOfRange", "spec.training.learningRate", "finite"),
+    ({"spec.teachers.0.name": "Big_One"}, "BadText", "spec.teachers[0].name", "form"),
+    ({"spec.routing.map": {"math": "Bad Name"}}, "BadText", "spec.routing.map.math", "form"),
+    (
+        {"spec.teachers.0": {"name": "t", "endpoints": ["ftp://x"]}},
+        "BadText",
+        "spec.teachers[0].endpoints[0]",
+        "https?",
+    ),
+    ({"spec.student.model": {}}, "MissingField", "spec.student.model.source", "Hub id"),
+    ({"spec.data": ABSENT}, "MissingField", "spec.data", "The prompts"),
+)
+
+
+@pytest.mark.parametrize(("changes", "code", "path", "hint"), CASES, ids=[case[2] for case in CASES])
+def test_an_error_names_path_and_remedy(changes: dict[str, Any], code: str, path: str, hint: str) -> None:
+    finding = only(changes)
+    assert (finding.code, finding.severity, finding.path) == (code, Severity.ERROR, path)
+    assert hint in finding.message
+
+
+def test_all_errors_are_told_at_once() -> None:
+    _, found = check_document(job_document({"spec.distillation.topk": 1, "spec.student.model": {}, "spec.suspend": 3}))
+    assert {finding.path for finding in found} == {
+        "spec.distillation.topk",
+        "spec.student.model.source",
+        "spec.suspend",
+    }
+
+
+@pytest.mark.parametrize(
+    "document", [None, [], "text", 3, {}, {"spec": []}, {"kind": "OPDJob", "spec": {"teachers": [None]}}]
+)
+def test_no_document_of_any_form_raises(document: Any) -> None:
+    job, found = check_document(document)
+    assert job is None
+    assert found
+    assert all(finding.severity is Severity.ERROR for finding in found)
+
+
+def test_metadata_of_the_api_server_is_accepted() -> None:
+    document = job_document(
+        {"metadata.creationTimestamp": "2026-01-01T00:00:00Z", "metadata.managedFields": [{"manager": "x"}]}
+    )
+    assert check_document(document)[0] is not None
