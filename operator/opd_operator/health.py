@@ -56,14 +56,14 @@ class HealthServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> int:
-        """Listens on all addresses; returns the port (useful when it was 0)."""
+        """Listens on all addresses; with port 0 on a free port of the loopback only. Returns the port."""
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._serve_metrics)
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, port=self._port)
+        site = web.TCPSite(self._runner, host=None if self._port else "127.0.0.1", port=self._port)
         await site.start()
         port: int = self._runner.addresses[0][1]
         return port
