@@ -68,7 +68,7 @@ def accept(draft: Draft) -> bool:
             for finding in job.findings:
                 draft.event(EventType.WARNING, Reason.WARNING, f"{finding.path}: {finding.message} [{finding.code}]")
     warnings = sum(finding.severity == Severity.WARNING for finding in job.findings)
-    message = f"{warnings} warnings, see status.findings" if warnings else "schema and rules pass"
+    message = f"schema and rules pass; warnings in status.findings: {warnings}" if warnings else "schema and rules pass"
     draft.set(ConditionType.ACCEPTED, Truth.TRUE, Reason.ACCEPTED, message)
     return True
 
