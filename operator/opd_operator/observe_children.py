@@ -80,7 +80,14 @@ def teacher_view(
     events: Sequence[Manifest],
 ) -> TeacherView:
     """A served teacher. Ready means: observed, all replicas updated and ready, and exactly so many ready pods are seen."""
-    staying = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    restart = owned.annotations.get(Annotation.RESTART, "0") if owned else "0"
+    # Pods from before a restart say nothing about the present ones, though they may be seen for a while.
+    staying = [
+        pod
+        for pod in pods
+        if not pod["metadata"].get("deletionTimestamp")
+        and pod["metadata"].get("annotations", {}).get(Annotation.RESTART, restart) == restart
+    ]
     ready_pods = tuple(sorted(pod["metadata"]["uid"] for pod in staying if _is_ready(pod)))
     if owned is None or deployment is None:
         return TeacherView(name, None, 0, 0, replicas, False, (), len(pods), None, 0)
@@ -99,7 +106,6 @@ def teacher_view(
         "",
     )
     diagnosis = None if all_ready else diagnose_pods(staying, events) or diagnose_creation(refusal)
-    restart = owned.annotations.get(Annotation.RESTART, "0")
     return TeacherView(
         name=name,
         deployment=owned,

@@ -198,7 +198,8 @@ class World:
     def pod(
         self, name: str, owner: Manifest, labels: dict[str, str], *, phase: str = "Running", **status: Any
     ) -> Manifest:
-        """A pod on a node, ready when it runs."""
+        """A pod on a node, ready when it runs; a Deployment's has the annotations of its template."""
+        template = owner.get("spec", {}).get("template", {}) if owner["kind"] == "Deployment" else {}
         ready = phase == "Running"
         conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": self._stamp()}]
         conditions.append({"type": "Ready", "status": "True" if ready else "False"})
@@ -210,6 +211,7 @@ class World:
                 "namespace": "team",
                 "uid": self._uid(),
                 "labels": labels,
+                "annotations": dict(template.get("metadata", {}).get("annotations", {})),
                 "creationTimestamp": self._stamp(),
                 "ownerReferences": [{"uid": owner["metadata"]["uid"], "kind": owner["kind"], "controller": True}],
             },

@@ -1,0 +1,177 @@
+"""suspend: true frees every accelerator after a checkpoint; false goes on."""
+
+from __future__ import annotations
+
+import pytest
+from opd_world import World, final, job_document
+
+
+def test_a_job_that_is_suspended_from_the_start_creates_nothing() -> None:
+    world = World(job_document(suspend=True)).settle()
+    assert world.phase == "Suspended"
+    assert world.created == []
+    assert world.condition("Suspended")["status"] == "True"
+    assert world.condition("ResourcesReleased")["status"] == "True"
+    world.edit(suspend=False)
+    assert world.settle().phase == "Checking"
+
+
+def test_a_training_job_is_asked_to_save_before_it_is_freed() -> None:
+    world = World().training()
+    world.edit(suspend=True)
+    world.settle()
+    assert world.phase == "Suspending"
+    assert world.stops == [1]
+    assert world.names("RayJob") == ["math-1"]
+    assert world.names("Deployment") == ["math-teacher-big"]
+    world.final("Preempted", message="saved step 3", checkpoint={"step": 3, "path": "checkpoints/step-3.a1"})
+    world.settle()
+    assert world.phase == "Suspended"
+    assert world.names("RayJob") == world.names("Deployment") == []
+    assert world.accelerator_pods() == []
+    assert world.status["retries"] == 0
+    assert world.status["training"]["lastCheckpoint"]["step"] == 3
+
+
+def test_a_trainer_that_does_not_answer_is_freed_after_the_grace() -> None:
+    world = World().training()
+    world.edit(suspend=True)
+    world.settle()
+    assert world.after(118).phase == "Suspending"
+    assert world.after(3).phase == "Suspended"
+    assert world.stops == [1], "asked once"
+
+
+@pytest.mark.parametrize("reach", ["settle", "checked", "ready", "probed"])
+def test_a_job_without_a_running_trainer_is_freed_at_once(reach: str) -> None:
+    world = World()
+    getattr(world, reach)()
+    world.edit(suspend=True)
+    world.settle()
+    assert world.phase == "Suspended"
+    assert world.names("RayJob") == world.names("Deployment") == []
+    assert world.accelerator_pods() == []
+    assert world.stops == []
+
+
+def test_a_resumed_job_starts_teachers_and_probes_again_and_takes_the_next_attempt() -> None:
+    world = World().training()
+    world.edit(suspend=True)
+    world.settle()
+    world.final("Preempted")
+    world.settle()
+    world.edit(suspend=False)
+    world.settle()
+    assert world.phase == "StartingTeachers"
+    assert world.condition("Suspended")["status"] == "False"
+    assert world.names("RayJob") == []
+    world.teacher_up()
+    world.settle()
+    world.end_job("probe", final())
+    world.settle()
+    assert world.names("RayJob") == ["math-2"]
+    assert "Resumed" in world.reasons()
+    assert "Suspended" in world.reasons()
+
+
+def test_a_resumed_check_starts_anew() -> None:
+    world = World().settle()
+    world.edit(suspend=True)
+    world.settle()
+    world.after(5000)
+    world.edit(suspend=False)
+    world.settle()
+    assert world.phase == "Checking"
+    assert world.names("Job") == ["math-check-inputs"]
+
+
+def test_suspended_is_not_said_while_a_pod_still_runs() -> None:
+    world = World().training()
+    leftover = world.objects["Pod", "math-1-worker"]
+    leftover["metadata"]["ownerReferences"] = []
+    world.edit(suspend=True)
+    world.settle()
+    world.final("Preempted")
+    world.settle()
+    assert world.phase == "Suspending"
+    assert world.condition("Suspended")["status"] == "Unknown"
+    world.remove_pods("math-1-worker")
+    assert world.settle().phase == "Suspended"
+
+
+def test_a_job_that_finishes_while_it_is_asked_to_stop_has_succeeded() -> None:
+    world = World().training()
+    world.edit(suspend=True)
+    world.settle()
+    world.final()
+    world.ray(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+    world.settle()
+    assert world.phase == "Succeeded"
+
+
+def test_a_fault_that_would_come_back_ends_a_suspending_job() -> None:
+    world = World().training()
+    world.edit(suspend=True)
+    world.settle()
+    world.final("Failed", failureClass="Data", reason="DataError", message="bad row")
+    world.settle()
+    assert world.phase == "Failed"
+
+
+def test_a_fault_of_the_cluster_while_suspending_is_not_counted() -> None:
+    world = World(job_document(lifecycle={"backoffLimit": 0})).training()
+    world.edit(suspend=True)
+    world.settle()
+    world.remove_pods("math-1-head")
+    world.settle()
+    world.after(6)
+    assert world.phase == "Suspended"
+    assert world.status["retries"] == 0
+
+
+def test_a_stop_that_is_called_off_goes_on_with_the_next_attempt() -> None:
+    world = World().training()
+    world.edit(suspend=True)
+    world.settle()
+    world.edit(suspend=False)
+    world.settle()
+    assert world.phase == "Training"
+    world.final("Preempted")
+    world.settle()
+    world.after(11)
+    assert world.status["attempt"] == 2
+    assert world.names("RayJob") == ["math-2"]
+
+
+def test_no_deadline_runs_while_a_job_is_suspended() -> None:
+    world = World(job_document(lifecycle={"activeDeadlineSeconds": 100})).training()
+    world.edit(suspend=True)
+    world.settle()
+    world.final("Preempted")
+    world.settle()
+    assert world.after(100_000).phase == "Suspended"
+    made = world.step()
+    assert made.requeue_after is None
+
+
+def test_a_retrying_job_can_be_suspended() -> None:
+    world = World().training()
+    world.final("Failed", failureClass="Infrastructure")
+    world.settle()
+    assert world.phase == "Retrying"
+    world.edit(suspend=True)
+    world.settle()
+    assert world.phase == "Suspended"
+    assert world.names("Deployment") == []
+    world.edit(suspend=False)
+    world.settle()
+    assert world.status["attempt"] == 2
+    assert world.phase == "StartingTeachers"
+
+
+def test_an_ended_job_ignores_suspend() -> None:
+    world = World().training()
+    world.final("Failed", failureClass="Config")
+    world.settle()
+    world.edit(suspend=True)
+    assert world.settle().phase == "Failed"
