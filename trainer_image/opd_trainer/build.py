@@ -22,6 +22,7 @@ from opd_trainer.controller import Parts
 from opd_trainer.controller.run import TOKENIZER_FINGERPRINT
 from opd_trainer.controller.state import RunState
 from opd_trainer.errors import TrainerError
+from opd_trainer.interfaces import Learner, RolloutEngine, Scorer
 from opd_trainer.learner.checkpoints import CheckpointStore
 from opd_trainer.metrics import PrometheusMetrics
 from opd_trainer.ray_runtime import start_ray
@@ -79,7 +80,7 @@ async def build_parts(
         split=_splitter(tokenizer),
     )
     prometheus.total_steps.set(total_steps)
-    engine, learner, scorer = _actors(config, log)
+    engine, learner, scorer = _actors(config, log, total_steps)
     parts = Parts(
         engine=engine,
         scorer=scorer,
@@ -107,20 +108,25 @@ async def build_parts(
     return Built(parts, closers)
 
 
-def _actors(config: TrainerConfig, log: RunLog) -> tuple[Any, Any, Any]:
-    from opd_trainer.learner import LearnerGroup
+def _actors(config: TrainerConfig, log: RunLog, total_steps: int) -> tuple[RolloutEngine, Learner, Scorer]:
+    from opd_trainer.learner.group import LearnerGroup
     from opd_trainer.rollout.engines import create_engine
     from opd_trainer.teachers.pool import TeacherPool
 
-    return create_engine(config), LearnerGroup(config), TeacherPool(config, listener=log.teacher_request)
+    learner = LearnerGroup(config, total_steps=total_steps)
+    return create_engine(config), learner, TeacherPool(config, listener=log.teacher_request)
 
 
 def _renderer(config: TrainerConfig) -> Callable[[Path], Path] | None:
     if not config.diagnostics.report:
         return None
-    from opd_trainer.report import write_report
 
-    return write_report
+    def render(run_directory: Path) -> Path:
+        from opd_trainer.report import write_report  # matplotlib is slow to import and needed late
+
+        return write_report(run_directory)
+
+    return render
 
 
 # -- tokenizer and data ------------------------------------------------------------------------------------------------

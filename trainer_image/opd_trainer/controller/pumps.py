@@ -205,6 +205,8 @@ class Pumps:
             result = await self._learner.step(samples, self._state.step)
         for sample in samples:
             sample.old_logprobs = result.old_logprobs.get(sample.sample_id)
+            if sample.sample_id in result.teacher_logprobs:  # an in-process teacher scores in the learner
+                sample.teacher_logprobs = result.teacher_logprobs[sample.sample_id]
         self._buffer.consume(groups)
         self._buffer.check()
         self._state.step += 1
