@@ -11,7 +11,7 @@ NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_LIMIT = 40
 
 
-@rule(18, "StepsXorEpochs", Level.ERROR, "exactly one of steps and epochs", in_schema=True)
+@rule(18, "StepsXorEpochs", Level.ERROR, "exactly one of steps and epochs")
 def steps_xor_epochs(job: OPDJob) -> Hits:
     training = job.spec.training
     if training.steps is not None and training.epochs is not None:
@@ -20,7 +20,7 @@ def steps_xor_epochs(job: OPDJob) -> Hits:
         yield "spec.training.steps", "neither steps nor epochs is written. Write steps: 200 or epochs: 1."
 
 
-@rule(18, "PartialNeedsStaleness", Level.ERROR, "partialRollout needs maxStaleness > 0", in_schema=True)
+@rule(18, "PartialNeedsStaleness", Level.ERROR, "partialRollout needs maxStaleness > 0")
 def partial_needs_staleness(job: OPDJob) -> Hits:
     rollout = job.spec.rollout
     if rollout.partial_rollout and rollout.max_staleness == 0:
@@ -42,7 +42,7 @@ def half_idle(job: OPDJob) -> Hits:
         )
 
 
-@rule(20, "JobName", Level.ERROR, "the job's name fits into the names of its children", in_schema=True)
+@rule(20, "JobName", Level.ERROR, "the job's name fits into the names of its children")
 def job_name(job: OPDJob) -> Hits:
     name = job.metadata.name
     if re.fullmatch(NAME_PATTERN, name) is None or len(name) > NAME_LIMIT:
@@ -63,7 +63,7 @@ def claim_missing(job: OPDJob) -> Hits:
         )
 
 
-@rule(22, "CpuTensorParallel", Level.ERROR, "no tensor parallelism on CPUs", in_schema=True)
+@rule(22, "CpuTensorParallel", Level.ERROR, "no tensor parallelism on CPUs")
 def cpu_tensor_parallel(job: OPDJob) -> Hits:
     spec = job.spec
     if spec.runtime.device is not Device.CPU:
@@ -82,7 +82,7 @@ def cpu_tensor_parallel(job: OPDJob) -> Hits:
             )
 
 
-@rule(22, "CpuNccl", Level.ERROR, "no NCCL on CPUs", in_schema=True)
+@rule(22, "CpuNccl", Level.ERROR, "no NCCL on CPUs")
 def cpu_nccl(job: OPDJob) -> Hits:
     if job.spec.runtime.device is Device.CPU and job.spec.training.weight_sync is WeightSync.NCCL:
         yield "spec.training.weightSync", "NCCL needs GPUs. Write weightSync: disk, or device: cuda."

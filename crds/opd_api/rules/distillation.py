@@ -82,9 +82,7 @@ def advantage_estimator_biased(job: OPDJob) -> Hits:
         )
 
 
-@rule(
-    3, "DivergenceNeedsSet", Level.ERROR, "forward_kl, jsd and mixed need more than the sampled token", in_schema=True
-)
+@rule(3, "DivergenceNeedsSet", Level.ERROR, "forward_kl, jsd and mixed need more than the sampled token")
 def divergence_needs_set(job: OPDJob) -> Hits:
     options = job.spec.distillation
     if options.token_selection is TokenSelection.STUDENT_SAMPLED and options.divergence not in SAMPLED_ESTIMATOR:
@@ -100,7 +98,6 @@ def divergence_needs_set(job: OPDJob) -> Hits:
     "EstimatorNeedsSampled",
     Level.ERROR,
     "k1, k2, k3, abs and their aliases are for the sampled token",
-    in_schema=True,
 )
 def estimator_needs_sampled(job: OPDJob) -> Hits:
     options = job.spec.distillation
@@ -125,14 +122,14 @@ def full_low_var_kl(job: OPDJob) -> Hits:
         )
 
 
-@rule(4, "TopKMissing", Level.ERROR, "a set selection needs topK", in_schema=True)
+@rule(4, "TopKMissing", Level.ERROR, "a set selection needs topK")
 def top_k_missing(job: OPDJob) -> Hits:
     options = job.spec.distillation
     if on_set(options) and options.top_k is None:
         yield f"{BASE}.topK", f"tokenSelection: {options.token_selection} needs a set size. Write topK: 64."
 
 
-@rule(4, "TopKWithoutSet", Level.ERROR, "topK is for set selections", in_schema=True)
+@rule(4, "TopKWithoutSet", Level.ERROR, "topK is for set selections")
 def top_k_without_set(job: OPDJob) -> Hits:
     options = job.spec.distillation
     if not on_set(options) and options.top_k is not None:
@@ -198,7 +195,7 @@ def sampled_tail_needs_student_topk(job: OPDJob) -> Hits:
         )
 
 
-@rule(7, "JsdAlphaRange", Level.ERROR, "jsdAlpha lies in [0, 1]", in_schema=True)
+@rule(7, "JsdAlphaRange", Level.ERROR, "jsdAlpha lies in [0, 1]")
 def jsd_alpha_range(job: OPDJob) -> Hits:
     value = job.spec.distillation.jsd_alpha
     if not 0 <= value <= 1:
@@ -220,7 +217,7 @@ def jsd_alpha_near_end(job: OPDJob) -> Hits:
         )
 
 
-@rule(8, "ProximalAlphaRange", Level.ERROR, "proximalTeacherAlpha lies in (0, 1]", in_schema=True)
+@rule(8, "ProximalAlphaRange", Level.ERROR, "proximalTeacherAlpha lies in (0, 1]")
 def proximal_alpha_range(job: OPDJob) -> Hits:
     value = job.spec.distillation.proximal_teacher_alpha
     if not 0 < value <= 1:

@@ -50,8 +50,6 @@ class Rule:
     level: Level
     summary: str
     find: Callable[[OPDJob], Hits]
-    #: The API server knows this rule too (CEL or schema), so kubectl apply is refused at once.
-    in_schema: bool = False
     #: Not asked of `opd run`, which has no cluster.
     cluster_only: bool = False
 
@@ -71,12 +69,11 @@ def rule(
     level: Level,
     summary: str,
     *,
-    in_schema: bool = False,
     cluster_only: bool = False,
 ) -> Callable[[Callable[[OPDJob], Hits]], Rule]:
     """Make a row of the table out of a function."""
 
     def build(find: Callable[[OPDJob], Hits]) -> Rule:
-        return Rule(number, code, level, summary, find, in_schema, cluster_only)
+        return Rule(number, code, level, summary, find, cluster_only)
 
     return build

@@ -29,14 +29,14 @@ _WHITENED = frozenset(
 _SEQUENCE_LOSSES = frozenset({PolicyLossType.GSPO, PolicyLossType.SAPO})
 
 
-@rule(9, "PerTokenClipRange", Level.ERROR, "perTokenClip is positive", in_schema=True)
+@rule(9, "PerTokenClipRange", Level.ERROR, "perTokenClip is positive")
 def per_token_clip_range(job: OPDJob) -> Hits:
     value = job.spec.distillation.per_token_clip
     if value is not None and value <= 0:
         yield f"{DISTILLATION}.perTokenClip", f"{value} would clip everything away. Write a bound in nats, such as 5."
 
 
-@rule(9, "ImportanceClipRange", Level.ERROR, "importanceClip is greater than 1", in_schema=True)
+@rule(9, "ImportanceClipRange", Level.ERROR, "importanceClip is greater than 1")
 def importance_clip_range(job: OPDJob) -> Hits:
     value = job.spec.distillation.importance_clip
     if value is not None and value <= 1:
@@ -46,7 +46,7 @@ def importance_clip_range(job: OPDJob) -> Hits:
         )
 
 
-@rule(9, "LogProbFloorRange", Level.ERROR, "logProbFloor is negative", in_schema=True)
+@rule(9, "LogProbFloorRange", Level.ERROR, "logProbFloor is negative")
 def log_prob_floor_range(job: OPDJob) -> Hits:
     value = job.spec.distillation.log_prob_floor
     if value is not None and value >= 0:
@@ -56,7 +56,7 @@ def log_prob_floor_range(job: OPDJob) -> Hits:
         )
 
 
-@rule(9, "CorrectionRange", Level.ERROR, "rolloutCorrection.low is lower than high", in_schema=True)
+@rule(9, "CorrectionRange", Level.ERROR, "rolloutCorrection.low is lower than high")
 def correction_range(job: OPDJob) -> Hits:
     correction = job.spec.training.rollout_correction
     if correction.low is not None and correction.low >= correction.high:
@@ -77,7 +77,7 @@ def temperature_not_one(job: OPDJob) -> Hits:
         )
 
 
-@rule(10, "TruncatedSampling", Level.ERROR, "topP and topK are off", in_schema=True)
+@rule(10, "TruncatedSampling", Level.ERROR, "topP and topK are off")
 def truncated_sampling(job: OPDJob) -> Hits:
     sampling = job.spec.rollout.sampling
     if sampling.top_p < 1:
@@ -94,7 +94,7 @@ def truncated_sampling(job: OPDJob) -> Hits:
         )
 
 
-@rule(14, "SequenceLossAggregation", Level.ERROR, "gspo and sapo need seq-mean-token-mean", in_schema=True)
+@rule(14, "SequenceLossAggregation", Level.ERROR, "gspo and sapo need seq-mean-token-mean")
 def sequence_loss_aggregation(job: OPDJob) -> Hits:
     loss, aggregation = job.spec.task.policy_loss.type, job.spec.training.loss_aggregation
     if loss in _SEQUENCE_LOSSES and aggregation is not LossAggregation.SEQ_MEAN_TOKEN_MEAN:
@@ -105,7 +105,7 @@ def sequence_loss_aggregation(job: OPDJob) -> Hits:
         )
 
 
-@rule(14, "GaeNeedsCritic", Level.ERROR, "gae needs task.critic", in_schema=True)
+@rule(14, "GaeNeedsCritic", Level.ERROR, "gae needs task.critic")
 def gae_needs_critic(job: OPDJob) -> Hits:
     if job.spec.task.advantage_estimator is AdvantageEstimator.GAE and job.spec.task.critic is None:
         yield (
@@ -114,7 +114,7 @@ def gae_needs_critic(job: OPDJob) -> Hits:
         )
 
 
-@rule(14, "CriticNeedsGae", Level.ERROR, "task.critic is for gae", in_schema=True)
+@rule(14, "CriticNeedsGae", Level.ERROR, "task.critic is for gae")
 def critic_needs_gae(job: OPDJob) -> Hits:
     task = job.spec.task
     if task.critic is not None and task.advantage_estimator is not AdvantageEstimator.GAE:
@@ -125,7 +125,7 @@ def critic_needs_gae(job: OPDJob) -> Hits:
         )
 
 
-@rule(14, "TaskWeightNeedsReward", Level.ERROR, "taskAdvWeight needs a reward and an estimator", in_schema=True)
+@rule(14, "TaskWeightNeedsReward", Level.ERROR, "taskAdvWeight needs a reward and an estimator")
 def task_weight_needs_reward(job: OPDJob) -> Hits:
     task = job.spec.task
     if task.task_adv_weight == 0:
@@ -142,7 +142,7 @@ def task_weight_needs_reward(job: OPDJob) -> Hits:
         )
 
 
-@rule(14, "WhitenedTwice", Level.ERROR, "gae and reinforce_plus_plus whiten already", in_schema=True)
+@rule(14, "WhitenedTwice", Level.ERROR, "gae and reinforce_plus_plus whiten already")
 def whitened_twice(job: OPDJob) -> Hits:
     estimator = job.spec.task.advantage_estimator
     if job.spec.distillation.whiten is Whiten.BEFORE_DISTILLATION and estimator in _WHITENED:
@@ -162,7 +162,7 @@ def whiten_removes_gap(job: OPDJob) -> Hits:
         )
 
 
-@rule(15, "CorrectionNeedsTrainLogProbs", Level.ERROR, "rolloutCorrection compares with the learner", in_schema=True)
+@rule(15, "CorrectionNeedsTrainLogProbs", Level.ERROR, "rolloutCorrection compares with the learner")
 def correction_needs_train_log_probs(job: OPDJob) -> Hits:
     correction = job.spec.training.rollout_correction.type
     if correction is not CorrectionType.NONE and (job.spec.distillation.student_log_probs is StudentLogProbs.ROLLOUT):

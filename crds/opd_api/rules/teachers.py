@@ -83,7 +83,7 @@ def context_too_small(job: OPDJob) -> Hits:
             )
 
 
-@rule(12, "UnknownRoutingTarget", Level.ERROR, "routing names teachers that exist", in_schema=True)
+@rule(12, "UnknownRoutingTarget", Level.ERROR, "routing names teachers that exist")
 def unknown_routing_target(job: OPDJob) -> Hits:
     names = {teacher.name for teacher in job.spec.teachers}
     listed = ", ".join(sorted(names))
@@ -95,7 +95,7 @@ def unknown_routing_target(job: OPDJob) -> Hits:
         yield "spec.routing.default", f"there is no teacher {default!r}. The teachers are {listed}."
 
 
-@rule(12, "RoutingMissing", Level.ERROR, "several teachers need a map or a default", in_schema=True)
+@rule(12, "RoutingMissing", Level.ERROR, "several teachers need a map or a default")
 def routing_missing(job: OPDJob) -> Hits:
     routing = job.spec.routing
     several = len(job.spec.teachers) > 1 and routing.mode is RoutingMode.ROUTE
@@ -131,7 +131,7 @@ def not_shuffled(job: OPDJob) -> Hits:
         )
 
 
-@rule(13, "FullNeedsInprocess", Level.ERROR, "full needs teachers inside the learner", in_schema=True)
+@rule(13, "FullNeedsInprocess", Level.ERROR, "full needs teachers inside the learner")
 def full_needs_inprocess(job: OPDJob) -> Hits:
     if job.spec.distillation.token_selection is not TokenSelection.FULL:
         return
@@ -160,7 +160,7 @@ def sglang_window_too_large(job: OPDJob) -> Hits:
             )
 
 
-@rule(13, "InprocessWithServer", Level.ERROR, "an inprocess teacher has no servers", in_schema=True)
+@rule(13, "InprocessWithServer", Level.ERROR, "an inprocess teacher has no servers")
 def inprocess_with_server(job: OPDJob) -> Hits:
     for path, teacher in _enumerated(job):
         if teacher.backend is not TeacherBackend.INPROCESS:
@@ -179,7 +179,7 @@ def inprocess_with_server(job: OPDJob) -> Hits:
             )
 
 
-@rule(16, "EnsembleTopk", Level.ERROR, "an ensemble has no best tokens in common", in_schema=True)
+@rule(16, "EnsembleTopk", Level.ERROR, "an ensemble has no best tokens in common")
 def ensemble_topk(job: OPDJob) -> Hits:
     selection = job.spec.distillation.token_selection
     if job.spec.routing.mode is RoutingMode.ENSEMBLE and selection in TEACHER_SETS:
@@ -190,7 +190,7 @@ def ensemble_topk(job: OPDJob) -> Hits:
         )
 
 
-@rule(19, "TeacherSource", Level.ERROR, "a teacher has a model or endpoints, never both", in_schema=True)
+@rule(19, "TeacherSource", Level.ERROR, "a teacher has a model or endpoints, never both")
 def teacher_source(job: OPDJob) -> Hits:
     for path, teacher in _enumerated(job):
         if teacher.model is None and not teacher.external:
@@ -206,7 +206,7 @@ def teacher_source(job: OPDJob) -> Hits:
             )
 
 
-@rule(19, "ApiKeyOfManagedTeacher", Level.ERROR, "managed teachers get a key of their own", in_schema=True)
+@rule(19, "ApiKeyOfManagedTeacher", Level.ERROR, "managed teachers get a key of their own")
 def api_key_of_managed_teacher(job: OPDJob) -> Hits:
     for path, teacher in _enumerated(job):
         if teacher.api_key_secret_ref is not None and not teacher.external:
@@ -216,7 +216,7 @@ def api_key_of_managed_teacher(job: OPDJob) -> Hits:
             )
 
 
-@rule(19, "DuplicateTeacher", Level.ERROR, "teacher names are unique", in_schema=True)
+@rule(19, "DuplicateTeacher", Level.ERROR, "teacher names are unique")
 def duplicate_teacher(job: OPDJob) -> Hits:
     counts = Counter(teacher.name for teacher in job.spec.teachers)
     seen: set[str] = set()
@@ -226,7 +226,7 @@ def duplicate_teacher(job: OPDJob) -> Hits:
         seen.add(teacher.name)
 
 
-@rule(24, "NoAdapter", Level.ERROR, "some adapter can serve selection and backend", in_schema=True)
+@rule(24, "NoAdapter", Level.ERROR, "some adapter can serve selection and backend")
 def no_adapter(job: OPDJob) -> Hits:
     selection = job.spec.distillation.token_selection
     if selection is TokenSelection.FULL:  # rule 13 says it
