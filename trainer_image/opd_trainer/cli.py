@@ -66,6 +66,23 @@ def _serve(args: argparse.Namespace) -> int:
     return run_server(args)
 
 
+def _preflight_arguments(parser: argparse.ArgumentParser) -> None:
+    _config_argument(parser)
+    parser.add_argument("--termination-log", help="where the final document goes; default /dev/termination-log in a pod")
+
+
+def _check(args: argparse.Namespace) -> int:
+    from opd_trainer.preflight.check import run_check
+
+    return run_check(args.config, termination_log=args.termination_log)
+
+
+def _probe(args: argparse.Namespace) -> int:
+    from opd_trainer.preflight.probe import run_probe
+
+    return run_probe(args.config, termination_log=args.termination_log)
+
+
 def _local_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="OPDJob manifest")
     parser.add_argument("--data", default="opd-data", help="folder that stands for the claim (default ./opd-data)")
@@ -80,6 +97,8 @@ def _local(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "run": Command("train: the entrypoint of the RayJob", _run_arguments, _run),
+    "check": Command("look at models, tokenizers, data and storage", _preflight_arguments, _check),
+    "probe": Command("ask every teacher for real scores", _preflight_arguments, _probe),
     "serve": Command("serve a teacher with transformers", _serve_arguments, _serve),
     "drain": Command("ask the controller to save; the preStop hook", _drain_arguments, _drain),
     "local": Command("run an OPDJob as local processes (opd run)", _local_arguments, _local),

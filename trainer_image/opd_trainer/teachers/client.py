@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,7 +124,6 @@ class TeacherClient:
     async def score(self, query: ScoreQuery, group: int) -> ScoreAnswer:
         """The answer to a query. Raises SampleError, or TrainerError when the teacher cannot be used at all."""
         self.check(query)
-        calls = self._adapter.calls(query, model=self.facts.model)
         tries = _Tries()
         while True:
             replica = choose(self._replicas.values(), self.name, group, time.monotonic(), avoid=frozenset(tries.avoid))
@@ -132,7 +131,7 @@ class TeacherClient:
                 await self._hold()
                 continue
             try:
-                return await self._try(replica, query, calls)
+                return await self.score_at(replica, query)
             except ReplicaGoneError:
                 continue
             except Fault as fault:
@@ -156,8 +155,9 @@ class TeacherClient:
     def _data_error(self, message: str) -> SampleError:
         return SampleError(Failure(FailureClass.DATA, Reason.DATA_ERROR, message, self.name))
 
-    async def _try(self, replica: Replica, query: ScoreQuery, calls: Sequence[Call]) -> ScoreAnswer:
+    async def score_at(self, replica: Replica, query: ScoreQuery) -> ScoreAnswer:
         """One try at one replica. Raises Fault or ReplicaGoneError."""
+        calls = self._adapter.calls(query, model=self.facts.model)
         await replica.acquire(query.tokens)
         started, outcome = time.monotonic(), "ok"
         try:
@@ -165,7 +165,7 @@ class TeacherClient:
             answer = self._adapter.parse(query, documents)
         except TopKShortfallError as error:
             outcome = FaultKind.TEACHER
-            raise Fault(FaultKind.TEACHER, f"topK is not honoured: {error}") from None
+            raise Fault(FaultKind.TEACHER, f"topK is not honoured: {error}", Reason.TEACHER_TOPK_TOO_SMALL) from None
         except AnswerError as error:
             outcome = FaultKind.INFRA
             raise Fault(FaultKind.INFRA, f"unusable answer: {error}") from None
@@ -222,7 +222,7 @@ class TeacherClient:
         if fault.kind is FaultKind.TEACHER:
             raise TrainerError(
                 FailureClass.TEACHER,
-                Reason.TEACHER_ERROR,
+                fault.reason,
                 f"teacher {self.name} at {replica.endpoint.url} cannot score: {fault}."
                 " Check its model, arguments, endpoint path and API key",
                 teacher=self.name,

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import aiohttp
 
+from opd_api.vocabulary import Reason
+
 #: Longest excerpt of a server's error text that travels on.
 EXCERPT = 300
 
@@ -30,9 +32,11 @@ class FaultKind(StrEnum):
 class Fault(Exception):
     """A failed request as a plain exception (aiohttp's cannot cross a Ray boundary)."""
 
-    def __init__(self, kind: FaultKind, message: str) -> None:
+    def __init__(self, kind: FaultKind, message: str, reason: Reason = Reason.TEACHER_ERROR) -> None:
         super().__init__(message)
         self.kind = kind
+        #: What is reported when the fault ends the run.
+        self.reason = reason
 
 
 def fault_of_status(status: int, text: str) -> Fault:

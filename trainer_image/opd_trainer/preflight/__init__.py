@@ -1,0 +1,1 @@
+"""Checks before accelerators are taken: `opd-trainer check` (inputs) and `opd-trainer probe` (teachers)."""

@@ -1,0 +1,131 @@
+"""The data as the check sees it: readable, with the fields that the job names, routed, and not too long."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from opd_api.trainer_config import TrainerConfig
+from opd_api.v1alpha1 import RoutingMode
+from opd_api.vocabulary import Reason
+from opd_trainer.errors import TrainerError
+from opd_trainer.preflight.models import visible_here
+from opd_trainer.preflight.report import Found, Report, error, not_checked, of_exception, warning
+from opd_trainer.rollout.data import Prompt, PromptEncoder, PromptStream, field_of, load_records, require_fields
+from opd_trainer.rollout.filters import build_filter
+from opd_trainer.rollout.rewards import build_reward, needs_answer
+
+SHOWN = 3
+#: Rows that are looked at for lengths and routing values.
+SCANNED = 1000
+EXCERPT = 160
+
+
+def check_task(config: TrainerConfig, report: Report) -> None:
+    """Reward and filter can be imported."""
+    try:
+        build_reward(config.task.reward)
+    except TrainerError as problem:
+        report.add([of_exception(problem, "spec.task.reward")])
+    try:
+        build_filter(config.task.filter)
+    except TrainerError as problem:
+        report.add([of_exception(problem, "spec.task.filter")])
+
+
+def check_data(config: TrainerConfig, tokenizer: Any, report: Report) -> list[Prompt]:
+    """Findings for the prompts; returns the first ones. `tokenizer` None skips what needs one."""
+    data = config.data
+    records = _records(config, data.source, "spec.data.source", report)
+    if records is None:
+        return []
+    report.say(f"        ok  spec.data.source: {data.source}, {len(records)} rows")
+    findings = _missing_fields(config, records)
+    findings += _unrouted(config, records)
+    report.add(findings)
+    if any(item.reason is Reason.FIELD_NOT_FOUND for item in findings) or tokenizer is None:
+        return []
+    return _first_prompts(config, records, tokenizer, report)
+
+
+def check_evaluation(config: TrainerConfig, report: Report) -> None:
+    """The held-out file has the prompts' fields."""
+    evaluation = config.training.evaluation
+    if evaluation is None:
+        return
+    path = "spec.training.evaluation.source"
+    records = _records(config, evaluation.source, path, report)
+    if records is not None:
+        report.add(_missing_fields(config, records))
+        report.say(f"        ok  {path}: {evaluation.source}, {len(records)} rows")
+
+
+def _records(config: TrainerConfig, source: str, path: str, report: Report) -> Sequence[dict[str, Any]] | None:
+    if Path(source).is_absolute() and not Path(source).exists() and not visible_here(config, source):
+        message = f"{source} is not visible to the check; the Ray head must mount it"
+        report.add([not_checked(Reason.DATA_NOT_FOUND, path, message)])
+        return None
+    try:
+        return load_records(source, config.data.split)
+    except TrainerError as problem:
+        report.add([of_exception(problem, path)])
+        return None
+
+
+def _missing_fields(config: TrainerConfig, records: Sequence[dict[str, Any]]) -> list[Found]:
+    data = config.data
+    wanted = {"spec.data.promptField": data.prompt_field}
+    if needs_answer(config.task.reward):
+        wanted["spec.data.answerField"] = data.answer_field
+    if config.routing.map and config.routing.key == "data_source":
+        wanted["spec.data.dataSourceField"] = data.data_source_field
+    found = []
+    for path, name in wanted.items():
+        try:
+            require_fields(records, {path: name})
+        except TrainerError as problem:
+            found.append(of_exception(problem, path))
+    return found
+
+
+def _unrouted(config: TrainerConfig, records: Sequence[dict[str, Any]]) -> list[Found]:
+    """Values of the routing key without a teacher, among the first rows."""
+    routing = config.routing
+    if not routing.map or routing.default or routing.mode is RoutingMode.ENSEMBLE:
+        return []
+    name = config.data.data_source_field if routing.key == "data_source" else routing.key
+    values = Counter(str(field_of(records[row], name)) for row in range(min(len(records), SCANNED)))
+    unknown = sorted(value for value in values if value not in routing.map)
+    if not unknown:
+        return []
+    message = f"no teacher for {name} = {', '.join(repr(value) for value in unknown[:5])}; add them or a default"
+    make = error if routing.strict else warning
+    return [make(Reason.DATA_ERROR, "spec.routing.map", message)]
+
+
+def _first_prompts(
+    config: TrainerConfig, records: Sequence[dict[str, Any]], tokenizer: Any, report: Report
+) -> list[Prompt]:
+    data = config.data.model_copy(update={"shuffle": False})
+    path = "spec.data.promptField"
+    try:
+        stream = PromptStream(records, PromptEncoder(tokenizer, data.chat_template), data)
+        encoded = [stream.encode(row) for row in range(min(len(records), SCANNED))]
+    except TrainerError as problem:
+        report.add([of_exception(problem, path)])
+        return []
+    prompts = [prompt for prompt in encoded if prompt is not None and len(prompt.ids)]
+    long = len(encoded) - len(prompts) + stream.truncated
+    if not prompts:
+        message = f"none of the first {len(encoded)} prompts fits into data.maxPromptTokens = {data.max_prompt_tokens}"
+        report.add([error(Reason.DATA_ERROR, "spec.data.maxPromptTokens", message)])
+    elif long:
+        message = f"{long} of the first {len(encoded)} prompts are longer than {data.max_prompt_tokens} tokens"
+        report.add([warning(Reason.DATA_ERROR, "spec.data.maxPromptTokens", f"{message} ({data.overlong})")])
+    for prompt in prompts[:SHOWN]:
+        text = " ".join(prompt.text.split())
+        excerpt = text if len(text) <= EXCERPT else f"{text[:EXCERPT]}…"
+        report.say(f"            {len(prompt.ids)} tokens, source {prompt.data_source or '-'}: {excerpt}")
+    return prompts
