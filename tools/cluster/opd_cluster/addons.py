@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from opd_cluster import daemons, parts, pki
 from opd_cluster.images import catalog
 from opd_cluster.layout import DNS_SERVICE_ADDRESS, SOURCE, Layout
 from opd_cluster.node import GPU_RESOURCE, Node
-from opd_cluster.shell import find_kubectl, output, run
+from opd_cluster.shell import find_kubectl, output, run, tail, wait_for
 
 CLAIM = "opd-local"
 KUBERAY_NAMESPACE = "kuberay-system"
 OPERATOR_NAMESPACE = "opd-system"
 DNS_PORT = 1053
+DNS_READY_PORT = 8181
 ROLL_OUT_SECONDS = 120
 
 Manifest = dict[str, Any]
@@ -71,7 +73,7 @@ def start_dns(layout: Layout) -> None:
     corefile = layout.state / "Corefile"
     # No cache and a TTL of a second: tests replace pods behind headless Services all the time.
     corefile.write_text(
-        f".:{DNS_PORT} {{\n  bind {layout.api_address}\n  errors\n"
+        f".:{DNS_PORT} {{\n  bind {layout.api_address}\n  errors\n  ready {layout.api_address}:{DNS_READY_PORT}\n"
         f"  kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {kubeconfig}\n    ttl 1\n  }}\n}}\n"
     )
     metadata = {"name": "kube-dns", "namespace": "kube-system"}
@@ -98,6 +100,16 @@ def start_dns(layout: Layout) -> None:
     rules = (_rule("", "services", "pods", "namespaces", "endpoints"), _rule("discovery.k8s.io", "endpointslices"))
     apply(layout, *reader("opd-dns", "system:opd-dns", *rules), service, endpoints)
     daemons.start(layout, "coredns", [parts.binary(parts.COREDNS), "-conf", corefile])
+    wait_for("DNS is ready", lambda: _dns_ready(layout), seconds=30, hint=lambda: tail(layout.logs / "coredns.log"))
+
+
+def _dns_ready(layout: Layout) -> bool:
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(f"http://{layout.api_address}:{DNS_READY_PORT}/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def allow_firewall(layout: Layout) -> None:

@@ -19,6 +19,8 @@ from opd_cluster.shell import find_kubectl, say
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 Name = Annotated[str, typer.Option("--name", envvar="OPD_CLUSTER", help="Which cluster; several can run at once.")]
 Parameters = ParamSpec("Parameters")
+# Our own options come first; from the first other word on, everything (a later `--` too) is the other program's.
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
 def _guarded(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -44,7 +46,7 @@ def command(function: Callable[Parameters, None]) -> None:
 
 def command_passing_on(function: Callable[Parameters, None]) -> None:
     """Register a subcommand that hands all words it does not know to another program."""
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_guarded(function))
+    app.command(context_settings=PASS_ON)(_guarded(function))
 
 
 @command
