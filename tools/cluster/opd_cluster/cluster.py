@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from opd_cluster import cgroups, controlplane, debian, network, parts
+from opd_cluster import cgroups, controlplane, daemons, debian, network, parts
 from opd_cluster.errors import ClusterError
 from opd_cluster.layout import RUN_DIR, SOURCE, Layout, existing, open_layout
-from opd_cluster.shell import Stage, find_kubectl, need_root, run, say
+from opd_cluster.shell import Stage, find_kubectl, need_root, run, say, wait_for
 
 CRD_SECONDS = 30
 KUBERAY_KINDS = ("rayclusters", "rayjobs", "rayservices")
@@ -48,8 +48,9 @@ def record_shape(layout: Layout, shape: Shape) -> None:
 
 
 def is_up(layout: Layout) -> bool:
-    """Whether the API server answers; a half-dead cluster does not count."""
-    return layout.kubeconfig.exists() and layout.netns in network.namespaces(layout) and controlplane.api_ready(layout)
+    """Whether the API server answers and every daemon runs; a half-dead cluster does not count."""
+    exists = layout.kubeconfig.exists() and layout.netns in network.namespaces(layout)
+    return exists and not daemons.ended(layout) and controlplane.api_ready(layout)
 
 
 def control_plane_up(name: str) -> Layout:
@@ -88,7 +89,14 @@ def install_crds(layout: Layout) -> None:
         for file in (kuberay_crds(), *sorted((SOURCE / "crds").glob("*.yaml"))):
             # Server-side: KubeRay's schemas do not fit into the annotation that a client-side apply writes.
             kubectl(layout, "apply", "--server-side", "--force-conflicts", "--validate=false", "-f", file)
-        kubectl(layout, "wait", "crd", "--all", "--for=condition=Established", f"--timeout={CRD_SECONDS}s")
+        # `kubectl wait` fails on a CRD that has no conditions at all yet.
+        wait_for("custom resource definitions Established", lambda: _established(layout), seconds=CRD_SECONDS)
+
+
+def _established(layout: Layout) -> bool:
+    items = json.loads(kubectl(layout, "get", "crd", "-o", "json"))["items"]
+    conditions = [item.get("status", {}).get("conditions") or [] for item in items]
+    return all(any(c["type"] == "Established" and c["status"] == "True" for c in found) for found in conditions)
 
 
 def kuberay_crds() -> Path:
@@ -121,6 +129,7 @@ def clean(layout: Layout) -> None:
     unmount(layout)
     network.remove(layout)
     cgroups.remove(layout.cgroup)
+    daemons.forget(layout)
     shutil.rmtree(layout.pki, ignore_errors=True)
     for file in (layout.kubeconfig, layout.state / "shape.json"):
         file.unlink(missing_ok=True)
