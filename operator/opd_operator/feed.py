@@ -25,7 +25,7 @@ import kopf
 
 from opd_api.vocabulary import TERMINAL_PHASES, Label
 from opd_operator.cache import Cache, Change, JobKey, Urgency, trim
-from opd_operator.cluster import Cluster
+from opd_operator.cluster import CallObserver, Cluster
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.metrics import Metrics
 from opd_operator.model import Manifest
@@ -158,7 +158,14 @@ class Feed:
             self._restart.clear()
             started = time.monotonic()
             served = tuple(resource for resource in WATCHED if resource not in self.missing)
-            runtime = _KopfThread(self._cluster, self._settings, served, self.ages, self._receive)
+            runtime = _KopfThread(
+                self._cluster,
+                self._settings,
+                served,
+                ages=self.ages,
+                observer=self._metrics,
+                receive=self._receive,
+            )
             runtime.start()
             try:
                 await self._until_restart(runtime)
@@ -234,10 +241,13 @@ class _KopfThread:
         cluster: Cluster,
         settings: Settings,
         resources: tuple[Resource, ...],
+        *,
         ages: WatchAges,
+        observer: CallObserver,
         receive: Callable[[Event], None],
     ) -> None:
         self._cluster = cluster
+        self._observer = observer
         self._settings = settings
         self._resources = resources
         self._ages = ages
@@ -341,19 +351,30 @@ class _KopfThread:
     async def _middleware(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Authenticates every request with the current token, and takes the pulse of watches."""
+        """Authenticates every request with the current token, counts it, and takes the pulse of watches."""
         request.headers.update(await self._cluster.authorization())
-        response = await handler(request)
-        if request.url.query.get("watch") == "true" and response.status == 200:
-            name = _watch_name(request.url.path)
+        watches = request.url.query.get("watch") == "true"
+        name = _watch_name(request.url.path)
+        code = "error"
+        try:
+            response = await handler(request)
+            code = str(response.status)
+        finally:
+            if name is not None:
+                self._observer.api_call("watch" if watches else "list", name.partition("@")[0], code)
+        if watches and name is not None and response.status == 200:
             response.content = _Pulse(response.content, lambda: self._ages.seen(name))  # type: ignore[assignment]
             self._ages.seen(name)
         return response
 
 
-def _watch_name(path: str) -> str:
+def _watch_name(path: str) -> str | None:
+    """Plural of a collection's path, with its namespace: `pods@team`. None for discovery."""
     parts = path.strip("/").split("/")
-    return f"{parts[-1]}@{parts[-2]}" if "namespaces" in parts[:-1] else parts[-1]
+    inner = parts[2:] if parts[0] == "api" else parts[3:]
+    if len(inner) == 3 and inner[0] == "namespaces":
+        return f"{inner[2]}@{inner[1]}"
+    return inner[0] if len(inner) == 1 else None
 
 
 class _Pulse:

@@ -47,10 +47,12 @@ def log_context(**fields: object) -> Iterator[None]:
 
 
 def configure(level: str) -> None:
-    """JSON on standard output. Libraries speak up from WARNING on: their INFO repeats what we log in our own words."""
+    """JSON on standard output. Libraries speak up from WARNING on: their INFO repeats what we log in our own words.
+    kopf warns about what is meant here (no signals in its thread, kinds that are not served): it speaks from ERROR on."""
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    logging.getLogger("kopf").setLevel(logging.ERROR)
     logging.getLogger("opd_operator").setLevel(level.upper())
