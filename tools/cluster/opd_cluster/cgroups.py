@@ -84,13 +84,13 @@ def kill(group: str, others: set[int] = frozenset()) -> None:  # type: ignore[as
     """
     for number, patience in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 20.0)):
         deadline = time.monotonic() + patience
-        pending = _alive(members(group) | others)
+        pending = alive(members(group) | others)
         for pid in pending:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         while pending and time.monotonic() < deadline:
             time.sleep(0.05)
-            pending = _alive(members(group) | others)
+            pending = alive(members(group) | others)
             if number == signal.SIGKILL:  # a shim may have started another one meanwhile
                 for pid in pending:
                     with contextlib.suppress(ProcessLookupError):
@@ -99,14 +99,15 @@ def kill(group: str, others: set[int] = frozenset()) -> None:  # type: ignore[as
         raise ClusterError(f"processes {sorted(pending)} survive SIGKILL")
 
 
-def _alive(pids: set[int]) -> set[int]:
-    alive = set()
+def alive(pids: set[int]) -> set[int]:
+    """Those of `pids` that run (a zombie does not)."""
+    found = set()
     for pid in pids:
         with contextlib.suppress(OSError):
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             if state not in "ZX":
-                alive.add(pid)
-    return alive
+                found.add(pid)
+    return found
 
 
 def remove(group: str) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, ParamSpec
 
 import typer
 
-from opd_cluster import addons, cluster, full, parts
+from opd_cluster import addons, cluster, daemons, full, parts
 from opd_cluster.errors import ClusterError
 from opd_cluster.layout import Layout, existing, open_layout
 from opd_cluster.network import inside
@@ -86,6 +86,8 @@ def status() -> None:
         layout = open_layout(name)
         running = cluster.is_up(layout)
         print(f"{name}: {'running at ' + layout.server if running else 'not running'}")
+        for ended in daemons.ended(layout):
+            print(f"  ended: {ended} (see {layout.logs / ended}.log)")
         if not running:
             for line in cluster.leftovers(layout):
                 print(f"  left behind: {line} (opd-cluster down removes it)")

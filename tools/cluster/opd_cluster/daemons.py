@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def start(
         f"{cgroups.join_command(layout.cgroup)} && {before or ':'} && exec {shlex.join(str(word) for word in command)}"
     )
     with (layout.logs / f"{name}.log").open("ab") as log:
-        subprocess.Popen(
+        daemon = subprocess.Popen(
             [str(word) for word in inside(netns or layout.netns, "sh", "-c", line)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -46,3 +47,20 @@ def start(
             env={**environment(), **(env or {})},
             cwd="/",
         )
+    (_pids(layout) / name).parent.mkdir(exist_ok=True)
+    (_pids(layout) / name).write_text(str(daemon.pid))
+
+
+def _pids(layout: Layout) -> Path:
+    return layout.state / "pids"
+
+
+def ended(layout: Layout) -> list[str]:
+    """Names of the daemons that were started and do not run any more."""
+    started = {file.name: int(file.read_text()) for file in sorted(_pids(layout).glob("*"))}
+    running = cgroups.alive(cgroups.members(layout.cgroup))
+    return [name for name, pid in started.items() if pid not in running]
+
+
+def forget(layout: Layout) -> None:
+    shutil.rmtree(_pids(layout), ignore_errors=True)

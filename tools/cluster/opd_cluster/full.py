@@ -74,6 +74,7 @@ def _start_nodes(layout: Layout, members: list[Node]) -> None:
             hint=lambda: _why(layout),
         )
         for member in members:
+            node.start_firewall(member)
             if member.gpus:
                 addons.advertise_gpus(layout, member)
     with Stage("KubeRay"):

@@ -14,6 +14,7 @@ from opd_cluster.layout import DNS_SERVICE_ADDRESS, POD_CIDR, RUN_DIR, SERVICE_C
 from opd_cluster.shell import run, tail, wait_for
 
 SOCKET_SECONDS = 30
+FIREWALL_SECONDS = 60
 GPU_RESOURCE = "nvidia.com/gpu"
 GPU_TAINT = {"key": GPU_RESOURCE, "value": "present", "effect": "NoSchedule"}
 
@@ -77,7 +78,7 @@ def start_containerd(node: Node) -> None:
 
 
 def start_kubelet(node: Node) -> None:
-    """kubelet, kube-proxy and the firewall. The pause image must be loaded before."""
+    """kubelet and kube-proxy. The pause image must be loaded before."""
     program, layout = parts.binary(parts.KUBERNETES), node.layout
     shutil.rmtree(node.home / "kubelet", ignore_errors=True)
     pki.issue(
@@ -100,7 +101,6 @@ def start_kubelet(node: Node) -> None:
     }
     daemons.start(layout, f"kubelet-{node.name}", [program, "kubelet", *_flags(arguments)], netns=node.netns)
     _start_proxy(node, program)
-    _start_firewall(node)
 
 
 def _flags(arguments: dict[str, object]) -> list[str]:
@@ -121,7 +121,8 @@ def _start_proxy(node: Node, program: Path) -> None:
     daemons.start(layout, name, [program, "kube-proxy", *_flags(arguments)], netns=node.netns)
 
 
-def _start_firewall(node: Node) -> None:
+def start_firewall(node: Node) -> None:
+    """Enforce NetworkPolicies; the node must be registered. Returns when the first rules stand."""
     layout, name = node.layout, f"firewall-{node.name}"
     pki.issue(layout, name, "system:opd-firewall")
     arguments = {
@@ -141,6 +142,13 @@ def _start_firewall(node: Node) -> None:
         env={"NODE_NAME": node.name},
         # Traffic between two pods of one bridge passes the firewall only with this, per network namespace.
         before="echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables",
+    )
+    rules = network.inside(node.netns, "iptables", "-n", "-L", "KUBE-ROUTER-FORWARD")
+    wait_for(
+        f"NetworkPolicies are enforced on {node.name}",
+        lambda: run(rules, check=False).returncode == 0,
+        seconds=FIREWALL_SECONDS,
+        hint=lambda: tail(layout.logs / f"{name}.log"),
     )
 
 

@@ -128,7 +128,8 @@ def _stacked(build: _Build, layer: Layer) -> _Build:
 
 
 def _copy(build: _Build, text: str) -> _Build:
-    *patterns, destination = shlex.split(_expand(build, text))
+    text = _expand(build, text)
+    *patterns, destination = shlex.split(text)
     sources = [found for pattern in patterns for found in sorted(build.context.glob(pattern))]
     if not sources:
         raise ClusterError(f"COPY {text}: nothing matches in {build.context}")

@@ -86,7 +86,7 @@ def chroot(
         mount -t proc proc {root}/proc
         mount -t tmpfs tmpfs {root}/dev
         for name in null zero random urandom; do touch {root}/dev/$name; mount --bind /dev/$name {root}/dev/$name; done
-        (umask 0; mkdir {root}/dev/shm)
+        (cd {root}/dev && umask 0 && mkdir shm)
         exec chroot --userspec={user} {root} {shlex.join(inner)}
     """
     spaces = ["--mount", "--fork", "--pid", "--kill-child", *([] if network else ["--net"])]
