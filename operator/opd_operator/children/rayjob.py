@@ -67,7 +67,8 @@ def _runtime_env(job: JobContext) -> str:
 
 
 def _head(job: JobContext, attempt: int, config_map: str) -> Manifest:
-    params = {"num-gpus": "0", "dashboard-host": "0.0.0.0"}  # noqa: S104 - KubeRay asks from outside the pod
+    # No units at all: learners and engines belong on workers, and the head must live as long as the attempt.
+    params = {"num-gpus": "0", "num-cpus": "0", "dashboard-host": "0.0.0.0"}  # noqa: S104 - KubeRay asks from outside
     if job.spec.runtime.device is Device.CPU:
         params["object-store-memory"] = str(CPU_OBJECT_STORE_BYTES)
     template = pod_template(
