@@ -25,14 +25,19 @@ ABSENT = object()
 
 def job_document(changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The smallest job with `changes`, for example {"spec.distillation.topK": 64, "spec.teachers.0.backend": "vllm"}."""
-    document = copy.deepcopy(SMALLEST)
-    for path, value in (changes or {}).items():
+    return changed(SMALLEST, changes or {})
+
+
+def changed(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a document with changes by dotted path; numbers are indices of lists."""
+    result = copy.deepcopy(dict(document))
+    for path, value in changes.items():
         *parents, last = path.split(".")
-        place: Any = document
+        place: Any = result
         for part in parents:
             place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
         if value is ABSENT:
             place.pop(last, None)
         else:
             place[int(last) if isinstance(place, list) else last] = copy.deepcopy(value)
-    return document
+    return result

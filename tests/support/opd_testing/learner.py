@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -24,7 +25,9 @@ from opd_trainer.learner.step import RankWork
 from opd_trainer.learner.work import split
 from opd_trainer.sample import Sample, TokenSet, VersionSpan
 
-DEADLINE = timedelta(seconds=60)
+DEADLINE = timedelta(seconds=120)
+#: Importing torch and transformers once is most of it.
+RANKS_DEADLINE_SECONDS = 240.0
 VOCABULARY = 259
 
 
@@ -166,20 +169,30 @@ def started(
 
 
 def on_two_ranks(function: Callable[[int], Any], folder: Path) -> list[Any]:
-    """Results of function(rank) on two forked gloo ranks. Exceptions of a rank are raised here with their text."""
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_forked, args=(function, rank, folder)) for rank in range(2)]
+    """Results of function(rank) on two gloo ranks. Exceptions of a rank are raised here with their text.
+
+    The ranks are forked from a clean server that has imported the learner: torch's autograd cannot be forked once it ran.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["opd_testing.learner"])
+    folder.mkdir(parents=True, exist_ok=True)
+    program = cloudpickle.dumps(function)
+    processes = [context.Process(target=_forked, args=(program, rank, folder)) for rank in range(2)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(DEADLINE.total_seconds())
-        assert process.exitcode is not None, "a rank did not end"
-    results: list[Any] = [None, None]
+    try:
+        for process in processes:
+            process.join(RANKS_DEADLINE_SECONDS)
+            assert process.exitcode is not None, "a rank did not end"
+    finally:
+        for process in processes:
+            process.kill()
+    results = []
     for rank in range(2):
         value = torch.load(folder / f"result-{rank}.pt", weights_only=False)
         if isinstance(value, _Raised):
             raise AssertionError(f"rank {rank}:\n{value.text}")
-        results[rank] = value
+        results.append(value)
     return results
 
 
@@ -188,11 +201,11 @@ class _Raised:
         self.text = text
 
 
-def _forked(function: Callable[[int], Any], rank: int, folder: Path) -> None:
+def _forked(program: bytes, rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     try:
         with process_group(rank, 2, folder / "store"):
-            value = function(rank)
+            value = cloudpickle.loads(program)(rank)
     except BaseException:
         value = _Raised(traceback.format_exc())
     torch.save(value, folder / f"result-{rank}.pt")
