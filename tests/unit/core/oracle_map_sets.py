@@ -43,7 +43,9 @@ def _forward_topk_clipped(case: Case, output: Output) -> Tensor:
     loss, _ = core.distillation_loss(
         divergence, nothing, nothing, torch.ones_like(nothing), per_token_clip=output.call["loss_max_clamp"]
     )
-    return loss[0]
+    # XTuner's clamp has two sides. The lower one is out of reach (a truncated forward KL is at least −1/e) unless
+    # log_prob_min_clamp lifts the student's mass above 1.
+    return loss[0].clamp_min(-output.call["loss_max_clamp"])
 
 
 def _overlap_count(case: Case, output: Output, match: re.Match[str]) -> Tensor:

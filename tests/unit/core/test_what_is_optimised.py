@@ -128,6 +128,16 @@ def test_only_a_discount_gives_a_divergence_as_advantage_something_to_credit(dis
     assert (float(gradient.abs().max()) > 1e-3) == moves
 
 
+def test_whitening_afterwards_removes_a_constant_gap() -> None:
+    generator = torch.Generator().manual_seed(1)
+    advantages, mask = torch.randn(3, 5, dtype=torch.float64, generator=generator), torch.ones(3, 5)
+    plain, shifted = (
+        core.whiten(values, mask, core.masked_moments(values, mask)) for values in (advantages, advantages + 2.5)
+    )
+    torch.testing.assert_close(plain.mean().item(), 0.0, rtol=0, atol=1e-9)
+    torch.testing.assert_close(shifted, plain, rtol=1e-9, atol=1e-9)
+
+
 def test_the_page_shows_what_the_enumeration_gives(request: pytest.FixtureRequest) -> None:
     text = page.PAGE.read_text()
     rendered = page.render(text)
