@@ -244,16 +244,21 @@ class Fleet:
         try:
             status = await asyncio.wait_for(handle.status(), PROBE_SECONDS)
         except TimeoutError:
-            slot.health = slot.health.probe_failed()
-            if slot.health.state is Health.DEAD:
-                self._dead(slot, handle, "the engine does not answer probes")
+            self._probe_failed(slot, handle, "the engine does not answer probes")
         except ReplicaLostError as error:
             self._dead(slot, handle, str(error))
         else:
-            if status.alive:
-                slot.health = slot.health.probe_passed()
-            else:
+            if not status.alive:
                 self._dead(slot, handle, status.message)
+            elif not status.answers:
+                self._probe_failed(slot, handle, status.message)
+            else:
+                slot.health = slot.health.probe_passed()
+
+    def _probe_failed(self, slot: Slot, handle: ReplicaHandle, why: str) -> None:
+        slot.health = slot.health.probe_failed()
+        if slot.health.state is Health.DEAD:
+            self._dead(slot, handle, why)
 
     def _dead(self, slot: Slot, handle: ReplicaHandle, why: str) -> None:
         """Replace a dead replica in the background; several reports of one death count once."""

@@ -49,6 +49,8 @@ class ReplicaStatus:
     alive: bool
     version: int | None
     message: str = ""
+    #: False when the process lives but its probe failed.
+    answers: bool = True
 
 
 class Replica(Protocol):

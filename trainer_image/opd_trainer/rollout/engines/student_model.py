@@ -35,6 +35,12 @@ def end_tokens(*sources: str | Path | None, trust_remote_code: bool = False) -> 
     return frozenset()
 
 
+def embedding_rows(source: str | Path, *, trust_remote_code: bool) -> int:
+    """Size of the vocabulary: ids from here on are illegal. Raises OSError or ValueError."""
+    config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).get_text_config()
+    return int(config.vocab_size)
+
+
 def load_weights(model: Any, folder: Path) -> None:
     """Copy a published folder into the model in place.
 
