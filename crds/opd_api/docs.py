@@ -77,7 +77,9 @@ def _table(node: Schema) -> str:
     required = node.get("required", [])
     rows = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
     for name, child in node["properties"].items():
-        default = "required" if name in required else f"`{_yaml(child['default'])}`" if "default" in child else ""
+        default = (
+            "required" if name in required else f"`{default_text(child['default'])}`" if "default" in child else ""
+        )
         rows.append(f"| `{name}` | {field_type(child)} | {default} | {_cell(child.get('description', ''))} |")
     return "\n".join(rows)
 
@@ -110,7 +112,8 @@ def _bounds(node: Schema) -> str:
     return text
 
 
-def _yaml(value: Any) -> str:
+def default_text(value: Any) -> str:
+    """A default as a person would write it in YAML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

@@ -1,0 +1,1 @@
+"""`opd`: one command line for people who write, check, render and run OPDJobs. Also installed as `kubectl opd`."""
