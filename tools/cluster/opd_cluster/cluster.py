@@ -70,7 +70,7 @@ def control_plane_up(name: str) -> Layout:
     begin(layout)
     with Stage(f"control plane at {layout.server}"):
         controlplane.start(layout, scheduler=False)
-    install_crds(layout)
+    install_crds(layout, ours=True)
     record_shape(layout, shape)
     return layout
 
@@ -83,10 +83,10 @@ def begin(layout: Layout) -> None:
     network.create_fabric(layout)
 
 
-def install_crds(layout: Layout) -> None:
-    """KubeRay's CRDs as its version carries them, and ours as `make generate` wrote it."""
+def install_crds(layout: Layout, *, ours: bool) -> None:
+    """KubeRay's CRDs, and with `ours` the OPDJob's as `make generate` wrote it (where no chart brings it)."""
     with Stage("custom resource definitions"):
-        for file in (kuberay_crds(), *sorted((SOURCE / "crds").glob("*.yaml"))):
+        for file in (kuberay_crds(), *(sorted((SOURCE / "crds").glob("*.yaml")) if ours else ())):
             # Server-side: KubeRay's schemas do not fit into the annotation that a client-side apply writes.
             kubectl(layout, "apply", "--server-side", "--force-conflicts", "--validate=false", "-f", file)
         # `kubectl wait` fails on a CRD that has no conditions at all yet.

@@ -48,7 +48,7 @@ def up(name: str, shape: Shape) -> Layout:
     cluster.begin(layout)
     with Stage(f"control plane at {layout.server}"):
         controlplane.start(layout, scheduler=True)
-    cluster.install_crds(layout)
+    cluster.install_crds(layout, ours=False)
     _start_nodes(layout, nodes(layout, shape))
     cluster.record_shape(layout, shape)
     return layout
