@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+import oracle_map_correction
+import oracle_map_heads
 import oracle_map_losses
 import oracle_map_sets
 import torch
@@ -149,9 +151,10 @@ def _sampled_sum(kind: str, mask: str, *, mean: bool = False) -> object:
     return call
 
 
-def _relax_advantage(case: Case, output: Output, match: re.Match[str]) -> Tensor:
+def _relax_advantage(case: Case, output: Output, match: re.Match[str]) -> Answer:
     options = output.call
     clip = options.get("opd_per_token_clip")
+    where = None
     if options["opd_token_selection"] == "student_sampled":
         floor = options["opd_log_prob_min_clamp"]
         student, teacher = case["student_logprobs"], case["teacher_logprobs"]
@@ -167,7 +170,9 @@ def _relax_advantage(case: Case, output: Output, match: re.Match[str]) -> Tensor
             tail=options["opd_norm_mode"],
             jsd_alpha=options["opd_jsd_alpha"],
         )
-    return _combined(case, x=-kl, coefficient=options["opd_kl_coef"], per_token_clip=clip)
+        if options["opd_norm_mode"] == "tail":
+            where = oracle_map_losses.relax_tail_is_meaningful(case)
+    return Answer(_combined(case, x=-kl, coefficient=options["opd_kl_coef"], per_token_clip=clip), where)
 
 
 def _tinker_advantage(case: Case, output: Output, match: re.Match[str]) -> Answer:
@@ -208,10 +213,18 @@ def _sequence_grpo(case: Case, *, normalize_std: bool, epsilon: float) -> Tensor
     return core.grpo(_scores(case), case["group_ids"], everyone, normalize_std=normalize_std, epsilon=epsilon)[:, 0]
 
 
-def _in_company(case: Case, value: Tensor) -> Answer:
-    """NeMo gives 0 to a sequence that is alone in its group; ours and verl's keeps its reward."""
-    groups = case["group_ids"]
-    return Answer(value, (groups.unsqueeze(0) == groups.unsqueeze(1)).sum(dim=1) > 1)
+def _in_company(case: Case, value: Tensor, *, varied: bool = False) -> Answer:
+    """NeMo and ms-swift give 0 to a sequence that is alone in its group; ours and verl's keeps its reward.
+
+    Args:
+        varied: leave out groups of equal scores as well: there a float32 peer divides its rounding error by ε.
+    """
+    same_group = case["group_ids"].unsqueeze(0) == case["group_ids"].unsqueeze(1)
+    where = same_group.sum(dim=1) > 1
+    if varied:
+        scores = _scores(case)
+        where = where & (same_group & ((scores.unsqueeze(0) - scores.unsqueeze(1)).abs() > 1e-9)).any(dim=1)
+    return Answer(value, where)
 
 
 def _sequence_rloo(case: Case) -> Tensor:
@@ -262,14 +275,15 @@ _ADVANTAGE_ESTIMATORS: list[Rule] = [
     ),
     Mapped(
         r"out_swift_grpo_(group|none)",
-        lambda case, output, match: _sequence_grpo(case, normalize_std=match[1] == "group", epsilon=1e-4),
+        lambda case, output, match: _in_company(
+            case, _sequence_grpo(case, normalize_std=match[1] == "group", epsilon=1e-4)
+        ),
     ),
-    Mapped(r"out_swift_rloo_none", lambda case, *_: _sequence_rloo(case)),
-    Mapped(r"out_nemo_grpo_loo", lambda case, *_: _in_company(case, _sequence_rloo(case))),
+    Mapped(r"out_swift_rloo_none|out_nemo_grpo_loo", lambda case, *_: _in_company(case, _sequence_rloo(case))),
     Mapped(
         r"out_nemo_grpo_mean(_norm)?",
         lambda case, output, match: _in_company(
-            case, _sequence_grpo(case, normalize_std=match[1] is not None, epsilon=1e-6)
+            case, _sequence_grpo(case, normalize_std=match[1] is not None, epsilon=1e-6), varied=match[1] is not None
         ),
     ),
     Excluded(
@@ -285,5 +299,7 @@ RULES: dict[str, list[Rule]] = {
     "opd_advantage": _OPD_ADVANTAGE,
     "advantage_estimators": _ADVANTAGE_ESTIMATORS,
     **oracle_map_sets.RULES,
+    **oracle_map_heads.RULES,
+    **oracle_map_correction.RULES,
     **oracle_map_losses.RULES,
 }

@@ -1,4 +1,4 @@
-"""Oracle rules of the families about token sets, whole vocabularies and fused heads."""
+"""Oracle rules of the families about token sets and whole vocabularies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ _NOT_OUR_CLAMP = (
 )
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
-    return torch.log_softmax(logits, dim=-1)
-
-
-def _jsd_kind(beta: float) -> str:
+def jsd_kind(beta: float) -> str:
     """TRL, ms-swift and Liger: 0 is forward KL and 1 reverse KL, the ends opposite to ours."""
     return {0.0: "forward_kl", 1.0: "reverse_kl"}.get(float(beta), "jsd")
 
@@ -76,7 +72,10 @@ _FORWARD_KL_TOPK: list[Rule] = [
     ),
     Mapped(r"out_verl_overlap_count", _overlap_count),
     Excluded(r"out_verl_overlap_token_advantage", "a monitoring metric of verl that we do not offer"),
-    Excluded(r"out_verl_loss_clamped0(_max)?(_grad)?", _NOT_OUR_CLAMP),
+    Excluded(
+        r"out_verl_loss_clamped0(_max)?(_grad)?",
+        "verl's clamp_min(0) is a bug: it takes the gradient of every token whose truncated KL is negative",
+    ),
 ]
 
 
@@ -89,9 +88,9 @@ def _set_of(case: Case, name: str) -> tuple[Tensor, Tensor]:
     return ids, torch.ones_like(ids, dtype=torch.bool)
 
 
-def _set_value(case: Case, where: str, kind: str, mass: str, alpha: float = 0.5, floor: float | None = None) -> Tensor:
+def set_value(case: Case, where: str, kind: str, mass: str, alpha: float = 0.5, floor: float | None = None) -> Tensor:
     ids, valid = _set_of(case, where)
-    teacher = _log_softmax(case["teacher_logits"]).gather(-1, ids)
+    teacher = torch.log_softmax(case["teacher_logits"], -1).gather(-1, ids)
     result = core.topk_divergence(
         case["student_logits"], ids, teacher, kind, tail=mass, valid=valid, jsd_alpha=alpha, log_prob_floor=floor
     )
@@ -100,23 +99,23 @@ def _set_value(case: Case, where: str, kind: str, mass: str, alpha: float = 0.5,
 
 def _trl_set(case: Case, output: Output) -> Tensor:
     beta = output.call["beta"]
-    kind = _jsd_kind(beta)
+    kind = jsd_kind(beta)
     where = {"forward_kl": "teacher_topk", "reverse_kl": "student_topk"}.get(kind, "union")
-    return _set_value(case, where, kind, "tail" if output.call["add_tail"] else "norm", beta)
+    return set_value(case, where, kind, "tail" if output.call["add_tail"] else "norm", beta)
 
 
 def _swift_set(case: Case, output: Output) -> Tensor:
     beta = output.call["beta"]
-    return _set_value(case, "teacher_topk", _jsd_kind(beta), "norm", beta)
+    return set_value(case, "teacher_topk", jsd_kind(beta), "norm", beta)
 
 
 def _xtuner_set(case: Case, output: Output) -> Tensor:
-    return _set_value(case, output.call["set"], f"{output.call['loss_mode']}_kl", "tail")
+    return set_value(case, output.call["set"], f"{output.call['loss_mode']}_kl", "tail")
 
 
 def _relax_set(case: Case, output: Output) -> Tensor:
     call = output.call
-    return _set_value(
+    return set_value(
         case,
         call["token_selection"],
         call["kl_type"],
@@ -129,10 +128,10 @@ def _relax_set(case: Case, output: Output) -> Tensor:
 def _exact_set(case: Case, output: Output) -> Tensor:
     call = output.call
     kind = call["mode"] if call["mode"] == "jsd" else f"{call['mode']}_kl"
-    return _set_value(case, call["set"], kind, call["mass"], call["beta"] or 0.5)
+    return set_value(case, call["set"], kind, call["mass"], call["beta"] or 0.5)
 
 
-def _flagged(case: Case, threshold: str, where: str) -> Tensor:
+def flagged(case: Case, threshold: str, where: str) -> Tensor:
     rows = torch.ones(case["student_logits"].shape[0], dtype=torch.bool)
     rows[case.flags.get(f"rows_with_tail_mass_below_{threshold}", {}).get(where, [])] = False
     return rows
@@ -140,14 +139,16 @@ def _flagged(case: Case, threshold: str, where: str) -> Tensor:
 
 def _trl_rows(case: Case, output: Output) -> Tensor:
     """TRL clamps the tail at 1e-7: below, only the same clamp gives the same number."""
-    where = {"forward_kl": "teacher_topk", "reverse_kl": "student_topk"}.get(_jsd_kind(output.call["beta"]), "union")
-    return _flagged(case, "1e-7", where)
+    where = {"forward_kl": "teacher_topk", "reverse_kl": "student_topk"}.get(jsd_kind(output.call["beta"]), "union")
+    return flagged(case, "1e-7", where)
 
 
 def _relax_tail_rows(case: Case, output: Output) -> Tensor:
     """Relax forms 1 − mass in float32: meaningful above a tail of about 1e-3."""
     ids, _ = _set_of(case, output.call["token_selection"])
-    tails = [1 - _log_softmax(case[f"{who}_logits"]).gather(-1, ids).exp().sum(-1) for who in ("student", "teacher")]
+    tails = [
+        1 - torch.log_softmax(case[f"{who}_logits"], -1).gather(-1, ids).exp().sum(-1) for who in ("student", "teacher")
+    ]
     return (tails[0] > 1e-3) & (tails[1] > 1e-3)
 
 
@@ -155,7 +156,7 @@ def _exact_rows(case: Case, output: Output) -> Tensor:
     """The teacher's tail comes from K log-probabilities: 1 − Σt has nine digits above a tail of 1e-7."""
     if output.call["mass"] != "tail":
         return torch.ones(case["student_logits"].shape[0], dtype=torch.bool)
-    return _flagged(case, "1e-7", output.call["set"])
+    return flagged(case, "1e-7", output.call["set"])
 
 
 def _on_logits(compute: object) -> Call:
@@ -168,7 +169,7 @@ _SET_DIVERGENCES: list[Rule] = [
     Mapped(r"out_swift_b\w+_norm(_grad)?", _on_logits(_swift_set)),
     Mapped(
         r"out_xtuner_\w+_tail(_grad)?",
-        skipping(lambda case, output: _flagged(case, "1e-9", output.call["set"]), _on_logits(_xtuner_set)),
+        skipping(lambda case, output: flagged(case, "1e-9", output.call["set"]), _on_logits(_xtuner_set)),
     ),
     Mapped(r"out_relax_\w+_tail(_grad)?", skipping(_relax_tail_rows, _on_logits(_relax_set))),
     Mapped(r"out_relax_\w+_(norm|trunc|trunc_clampm\w+)(_grad)?", _on_logits(_relax_set)),
@@ -183,7 +184,7 @@ def _full(case: Case, output: Output) -> Tensor:
     return core.full_divergence(
         case["student_logits"],
         case["teacher_logits"],
-        _jsd_kind(beta),
+        jsd_kind(beta),
         jsd_alpha=beta,
         temperature=case.params["temperature"],
     )
@@ -275,7 +276,7 @@ def _surrogate(case: Case, output: Output) -> Tensor:
 
 def _expected_surrogate_gradient(case: Case, output: Output, match: re.Match[str]) -> Tensor:
     logits = case["student_logits"]
-    teacher, probabilities = _log_softmax(case["teacher_logits"]), _log_softmax(logits).exp()
+    teacher, probabilities = torch.log_softmax(case["teacher_logits"], -1), torch.log_softmax(logits, -1).exp()
     total = torch.zeros_like(logits)
     for token in range(logits.shape[1]):
         sampled = torch.full_like(case["sampled_ids"], token)
@@ -299,108 +300,10 @@ _NEMO_SURROGATE: list[Rule] = [
 ]
 
 
-# --- miles_topk_reverse_kl ------------------------------------------------------------------------------------------
-_MILES_MODE = {"only_student": "student_topk", "only_teacher": "teacher_topk"}
-
-
-def _miles_ids(case: Case, output: Output, match: re.Match[str]) -> Tensor:
-    mode = _MILES_MODE.get(match[1], match[1])
-    ids, valid = core.select_tokens(case["student_topk_ids"], case["teacher_topk_ids"], mode)
-    width = 2 * case["student_topk_ids"].shape[1]
-    packed = torch.full((ids.shape[0], width), -1, dtype=torch.int64)
-    for row in range(ids.shape[0]):
-        chosen = ids[row][valid[row]]
-        packed[row, : chosen.shape[0]] = chosen
-    return packed
-
-
-def _miles_mixture(case: Case, output: Output, match: re.Match[str]) -> Tensor:
-    teachers = torch.cat([_log_softmax(case["teacher_logits"]).unsqueeze(0), case["extra_teacher_logprobs"]])
-    return core.mixture_logprobs(teachers, torch.tensor(case.params["teacher_weights"]))
-
-
-_MILES: list[Rule] = [
-    Mapped(r"out_(only_student|only_teacher|intersection|union)_ids", _miles_ids),
-    Mapped(
-        r"out_tail_bucket_student_topk",
-        skipping(
-            lambda case, output: _flagged(case, "1e-9", "student_topk"),
-            lambda case, *_: _set_value(case, "student_topk", "reverse_kl", "tail"),
-        ),
-    ),
-    Mapped(r"out_mixture_logprobs", _miles_mixture),
-    Excluded(r"out_xor_ids", "the symmetric difference drops exactly the tokens that both models find likely"),
-    Excluded(
-        r"out_(only_student|only_teacher|intersection|union|xor)_(student_p|teacher_p|none)",
-        "a weighted sum of log-ratios on a set is not a divergence (renormalised weights, un-normalised ratios); norm is",
-    ),
-]
-
-
-# --- fused_linear ---------------------------------------------------------------------------------------------------
-def _veomni(case: Case) -> core.TopKResult:
-    return core.linear_topk_divergence(
-        case["student_hidden"],
-        case["student_weight"],
-        case["teacher_topk_ids"],
-        case["teacher_topk_logprobs"],
-        "forward_kl",
-        tail="trunc",
-        labels=case["labels"],
-        log_prob_floor=case.params["log_prob_min_clamp"],
-        temperature=case.params["temperature"],
-    )
-
-
-_VEOMNI_FIELD = {
-    "log_probs": "sampled_logprobs",
-    "entropy": "entropy",
-    "distill": "divergence",
-    "student_mass": "student_mass",
-    "teacher_mass": "teacher_mass",
-}
-
-
-def _veomni_value(case: Case, output: Output, match: re.Match[str]) -> Tensor:
-    # VeOmni zeroes ignored rows itself; with us that is the mask's work.
-    return torch.where(case["labels"] >= 0, getattr(_veomni(case), _VEOMNI_FIELD[match[1]]), 0.0)
-
-
-def _veomni_gradient(case: Case, output: Output, match: re.Match[str]) -> Tensor:
-    name = f"student_{match[1]}"
-    leaf = case.leaf(name)
-    divergence = _veomni(case.with_inputs(**{name: leaf})).divergence
-    return torch.autograd.grad(torch.where(case["labels"] >= 0, divergence, 0.0).sum(), leaf)[0]
-
-
-def _liger(case: Case, output: Output, match: re.Match[str]) -> Tensor:
-    name = f"student_{match[2]}" if match[2] else "student_hidden"
-    leaf = case.leaf(name)
-    sides = {**case.inputs, name: leaf}
-    beta = output.call["beta"]
-    divergence = core.full_divergence(
-        sides["student_hidden"] @ sides["student_weight"].T,
-        sides["teacher_hidden"] @ sides["teacher_weight"].T,
-        _jsd_kind(beta),
-        jsd_alpha=beta,
-        temperature=case.params["temperature"],
-    )
-    loss = core.aggregate(divergence.unsqueeze(0), (case["labels"] >= 0).unsqueeze(0), "token-mean")
-    return torch.autograd.grad(loss, leaf)[0] if match[2] else loss
-
-
-_FUSED: list[Rule] = [
-    Mapped(r"out_veomni_(log_probs|entropy|distill|student_mass|teacher_mass)", _veomni_value),
-    Mapped(r"out_veomni_distill_grad_(hidden|weight)", _veomni_gradient),
-    Mapped(r"out_liger_b([0-9p]+)(?:_grad_(hidden|weight))?", _liger),
-]
-
 RULES: dict[str, list[Rule]] = {
     "forward_kl_topk": _FORWARD_KL_TOPK,
     "set_divergences": _SET_DIVERGENCES,
     "full_vocab_divergences": _FULL_VOCABULARY,
     "nemo_distillation_loss": _NEMO_DISTILLATION,
     "nemo_student_topk_reverse_kl": _NEMO_SURROGATE,
-    "miles_topk_reverse_kl": _MILES,
-    "fused_linear": _FUSED,
 }

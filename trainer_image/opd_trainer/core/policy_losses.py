@@ -72,9 +72,8 @@ def policy_loss(
         unclipped, bounded = -advantage * ratio, -advantage * ratio.clamp(1 - clip_low, 1 + clip_high)
         loss, clipped = torch.maximum(unclipped, bounded), bounded > unclipped
     else:
-        if kind is not PolicyLossKind.CISPO:
-            log_ratio = log_ratio.clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
-        ratio = torch.exp(log_ratio.clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND))
+        log_ratio = log_ratio.clamp(-_LOG_RATIO_BOUND, _LOG_RATIO_BOUND)
+        ratio = torch.exp(log_ratio)
         if kind is PolicyLossKind.VANILLA:
             loss, clipped, clipped_lower = _dual_clip(ratio, advantage, clip_low, clip_high, clip_c)
         elif kind is PolicyLossKind.CISPO:
