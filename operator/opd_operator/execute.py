@@ -1,7 +1,7 @@
 """Carries out a Plan: delete, secrets, create, apply, annotate, status, events, in this order.
 
 Each write is safe to repeat and safe to lose: names are deterministic, deletes name a UID, the status names the version it
-was computed from. A refusal skips one object and is told to the next pass; a fault that outlives its retries ends the pass.
+was computed from. A refusal is told to the next pass; a fault that outlives its retries ends the pass.
 """
 
 from __future__ import annotations
@@ -64,6 +64,11 @@ class Execution:
     problems: list[WriteProblem] = field(default_factory=list)
     namespace_terminating: bool = False
 
+    @property
+    def may_create(self) -> bool:
+        """False after a refusal, and in a namespace that is going away."""
+        return not self.problems and not self.namespace_terminating
+
 
 class Executor:
     """Executes plans of one job at a time."""
@@ -103,14 +108,16 @@ class Executor:
         return done
 
     async def _bring_into_being(self, job: Manifest, plan: Plan, done: Execution) -> None:
+        """What is listed later may need what is listed before it (a RayJob its ConfigMaps and rights, a teacher its Service
+        and NetworkPolicy), so the first refusal ends the making of objects in this pass."""
         for request in plan.secrets:
-            if not done.namespace_terminating:
+            if done.may_create:
                 await self._create_secret(request, done)
         for manifest in plan.create:
-            if not done.namespace_terminating:
+            if done.may_create:
                 await self._create(job, manifest, done)
         for manifest in plan.apply:
-            if not done.namespace_terminating:
+            if done.may_create:
                 await self._apply(job, manifest, done)
 
     async def _confirm(self, job: Manifest) -> None:

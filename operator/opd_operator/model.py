@@ -378,8 +378,9 @@ class PlannedEvent:
 class Plan:
     """What one pass does, in the order of execution: delete, secrets, create, apply, annotate, status, events.
 
-    A refused write (see WriteProblem) skips only itself: the later fields are executed all the same, because the status
-    never claims a child that has not been observed. A transient fault that outlives its retries ends the pass: nothing
+    A refused write (see WriteProblem) ends the making of objects in this pass, because later ones may need earlier ones: put
+    what is needed first. Annotations, status and events are executed all the same, because the status never claims a child
+    that has not been observed. A transient fault that outlives its retries ends the pass: nothing
     after it is executed and the key is queued again.
     """
 

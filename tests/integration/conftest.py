@@ -61,7 +61,7 @@ def make_namespace(control_plane: ControlPlane) -> Iterator[Callable[[], str]]:
 
     yield make
     if made:
-        control_plane.kubectl("delete", "namespace", "--wait=false", *made)
+        control_plane.kubectl("delete", "namespace", "--wait=false", "--ignore-not-found", *made)
 
 
 @pytest.fixture

@@ -201,14 +201,17 @@ async def test_an_object_on_its_way_out_is_waited_for(executor: Executor, api: A
         (ApiError(404, "NotFound", "the server could not find the requested resource"), WriteProblemKind.INVALID),
     ],
 )
-async def test_a_refusal_is_a_value_and_skips_only_itself(
+async def test_a_refusal_is_a_value_and_what_may_need_the_refused_object_waits(
     executor: Executor, api: Api, job: Manifest, error: ApiError, kind: WriteProblemKind
 ) -> None:
     api.answers["create RayJob"] = error
-    plan = Plan(create=(child("RayJob", "math-1"), child()), status={"phase": "Pending"})
+    teacher = child("Deployment", "math-teacher")
+    plan = Plan(
+        create=(child(), child("RayJob", "math-1"), child("Job", "j")), apply=(teacher,), status={"phase": "Pending"}
+    )
     done = await executor.execute(job, plan)
     assert [problem.kind for problem in done.problems] == [kind]
-    assert ("ConfigMap", "math-config") in api.objects
+    assert {name for name, _ in api.objects} == {"OPDJob", "ConfigMap"}
     assert api.objects["OPDJob", "math"]["status"] == {"phase": "Pending"}
 
 
