@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from opd_api.progress import FinalDocument, ProgressDocument
+from opd_api.progress import HEARTBEAT_SECONDS, FinalDocument, ProgressDocument
 from opd_api.trainer_config import TrainerConfig
 from opd_api.vocabulary import EXIT_CODE_OF_CLASS, ExitCode, FailureClass, Outcome, Port, Reason, TrainerPhase
 from opd_trainer.build import build_parts
@@ -29,6 +29,8 @@ from opd_trainer.storage import RunDirectory
 from opd_trainer.watchdog import StallWatchdog
 
 logger = logging.getLogger(__name__)
+#: A file costs nothing, and a person looks at the terminal.
+LOCAL_HEARTBEAT_SECONDS = 1.0
 
 
 def load_config(path: str) -> TrainerConfig:
@@ -98,7 +100,8 @@ class Process:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, state.request_stop, StopSource.SIGNAL)
         sink = self._sink()
-        heartbeat = Heartbeat(sink, state, lambda sequence: self._progress(state, sequence))
+        seconds = HEARTBEAT_SECONDS if isinstance(sink, ConfigMapSink) else LOCAL_HEARTBEAT_SECONDS
+        heartbeat = Heartbeat(sink, state, lambda sequence: self._progress(state, sequence), seconds=seconds)
         drain = await self._start_servers(state)
         beating = asyncio.create_task(heartbeat.run(), name="heartbeat")
         try:

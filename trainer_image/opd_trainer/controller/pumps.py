@@ -213,6 +213,8 @@ class Pumps:
         self._state.activity.add(max(1, int(result.metrics.get("micro_batches", 1))))
         await self._after_step()
         metrics = batch_metrics(samples, version) | result.metrics
+        if "opd_loss" in metrics:
+            metrics["loss"] = metrics.pop("opd_loss")
         metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._clock.take().items()}
         self._state.metrics = metrics
         self._log.step(self._state.step, metrics, samples, self._buffer.states())

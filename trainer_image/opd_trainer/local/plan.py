@@ -185,7 +185,9 @@ def _transformers(
     command = [*OPD_TRAINER, "serve", "--model", model.source, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--device", device.value, "--dtype", model.dtype.value]
     if teacher.max_context_tokens is not None:
-        command += ["--max-context", str(teacher.max_context_tokens)]
+        command += ["--max-context-tokens", str(teacher.max_context_tokens)]
+    if model.revision is not None:
+        command += ["--revision", model.revision]
     if model.trust_remote_code:
         command.append("--trust-remote-code")
     environment = {API_KEY_ENV: api_key}
@@ -210,6 +212,10 @@ def _sglang(teacher: Teacher, replica: int, port: int, device: Device, api_key: 
         command += ["--dtype", DTYPE_NAMES[model.dtype.value], "--mem-fraction-static", "0.8"]
     if teacher.max_context_tokens is not None:
         command += ["--context-length", str(teacher.max_context_tokens)]
+    if model.revision is not None:
+        command += ["--revision", model.revision]
+    if model.trust_remote_code:
+        command.append("--trust-remote-code")
     if not teacher.prefix_caching:
         command.append("--disable-radix-cache")
     return TeacherProcess(

@@ -203,10 +203,8 @@ class Supervisor:
     def _run_step(self, word: str, config: Path, seconds: float) -> None:
         """A subcommand in a child; its failure ends the run with its own exit code and last words."""
         termination = self._logs / f"{word}.termination.json"
-        environment = {**self._environment(), "OPD_TERMINATION_MESSAGE": str(termination)}
-        child = Child(
-            word, (*OPD_TRAINER, word, "--config", str(config)), log=self._logs / f"{word}.log", environment=environment
-        )
+        command = (*OPD_TRAINER, word, "--config", str(config), "--termination-log", str(termination))
+        child = Child(word, command, log=self._logs / f"{word}.log", environment=self._environment())
         deadline = time.monotonic() + seconds
         try:
             while (code := child.returncode()) is None:
@@ -217,8 +215,11 @@ class Supervisor:
                     )
         finally:
             child.stop(TEACHER_STOP_SECONDS)
+        final = _read_final(termination)
         if code != ExitCode.OK:
-            raise StepFailed(word, code, _read_final(termination), child)
+            raise StepFailed(word, code, final, child)
+        for finding in final.findings if final is not None else []:
+            self._view.say(f"{finding.severity} {finding.code} {finding.path}: {finding.message}")
 
     def _train(self) -> FinalDocument:
         config = self._write_config(f"job.a{self._attempt}.json", [process for process, _ in self._teachers])
