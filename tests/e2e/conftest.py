@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,6 +102,16 @@ def sglang_image(running_cluster: Cluster) -> str:
     return full.load(running_cluster.layout, ["opd-trainer-sglang"])[0].name
 
 
+@pytest.fixture(scope="session")
+def sgl_kernel_standin(running_cluster: Cluster) -> str:
+    """PYTHONPATH (with the claim mounted at /data) that lets the real SGLang start without a GPU."""
+    source = Path(__file__).resolve().parents[1] / "support" / "sgl_kernel_standin"
+    shutil.copytree(
+        source, running_cluster.data / source.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    return f"/data/{source.name}"
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
@@ -127,7 +138,9 @@ def make_namespace(running_cluster: Cluster, request: pytest.FixtureRequest) -> 
             report.sections.append((f"namespace {namespace}", running_cluster.describe(namespace)))
         running_cluster.kubectl("delete", "namespace", namespace, "--wait=false")
         # The next test may need its accelerators; the rest of the namespace can vanish in the background.
-        running_cluster.wait("pods are gone", lambda name=namespace: not running_cluster.get(name, "pods"), 120, namespace)
+        running_cluster.wait(
+            "pods are gone", lambda name=namespace: not running_cluster.get(name, "pods"), 120, namespace
+        )
         if running_cluster.layout is not None:
             running_cluster.kubectl("delete", "pv", f"opd-local-{namespace}", "--ignore-not-found")
 
