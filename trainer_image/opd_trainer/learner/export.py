@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -45,7 +44,7 @@ def gather(student: StudentWithHead, dtype: torch.dtype, *, keep: bool) -> dict[
     """
     collected: dict[str, Tensor] = {}
     pending: dict[str, dict[str, Tensor]] = {}
-    layers = {name: module for name, module in student.named_modules() if isinstance(module, LoraLayer)}
+    layers = {name: module for name, module in student.named_modules() if hasattr(module, "lora_A")}
     for name, whole in whole_tensors(student):
         if not keep:
             continue
@@ -104,7 +103,7 @@ def write_adapter(directory: Path, weights: dict[str, Tensor], student: Student)
     save_file(weights, directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-def _merged(layer: LoraLayer, parts: dict[str, Tensor]) -> Tensor:
+def _merged(layer: nn.Module, parts: dict[str, Tensor]) -> Tensor:
     """W + scaling · B A."""
     down, up = parts[f"lora_A.{_ADAPTER}.weight"], parts[f"lora_B.{_ADAPTER}.weight"]
     delta = layer.scaling[_ADAPTER] * (up @ down)

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.2
+#: When a rank reports that its peers are gone, how long to wait for Ray to say which one died.
+_BLAME_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class LearnerGroup:
         self._placement: PlacementGroup | None = None
         self._actors: list[Any] = []
         self._facts: RankFacts | None = None
+        self._dead: TrainerError | None = None
         # Calls to the ranks end in collectives; two at a time must reach all ranks in the same order, one by one.
         self._turn = asyncio.Lock()
 
@@ -73,7 +76,7 @@ class LearnerGroup:
         """Place the actors, join them to a process group, load the model (or a checkpoint's `learner` folder)."""
         try:
             await self._place()
-            host, port = (await self._call("open_store", self._deadlines.placement, ranks=[0]))[0]
+            host, port = (await self._call("open_store", self._deadlines.start, ranks=[0]))[0]
             await self._call("join", self._deadlines.start, host, port)
             facts = await self._call("start", self._deadlines.start, None if checkpoint is None else str(checkpoint))
         except BaseException:
@@ -160,13 +163,15 @@ class LearnerGroup:
         """Results of all ranks. The first failure of any rank ends the call: the others wait in a collective for it."""
         ranks = ranks or list(range(len(self._actors)))
         async with self._turn:
+            if self._dead is not None:
+                raise self._dead
             tasks = {
                 rank: asyncio.ensure_future(_answer(getattr(self._actors[rank], method).remote(*values)))
                 for rank, values in zip(ranks, arguments, strict=True)
             }
-            failed = await self._wait(method, seconds, tasks)
-        if failed is not None:
-            raise failed
+            self._dead = await self._wait(method, seconds, tasks)
+        if self._dead is not None:
+            raise self._dead
         return [tasks[rank].result() for rank in ranks]
 
     async def _wait(self, method: str, seconds: float, tasks: dict[int, asyncio.Future[Any]]) -> TrainerError | None:
@@ -192,6 +197,12 @@ class LearnerGroup:
         finally:
             for task in pending:
                 task.cancel()
+
+
+def _first_failure(tasks: dict[int, asyncio.Future[Any]], done: set[asyncio.Future[Any]]) -> TrainerError | None:
+    """A dead rank is a better explanation than the complaint of a rank that lost it."""
+    failures = [f for rank, task in tasks.items() if task in done and (f := _failure(rank, task))]
+    return min(failures, key=lambda failure: "died" not in str(failure), default=None)
 
 
 async def _answer(reference: Any) -> Any:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import init_empty_weights
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -18,6 +17,9 @@ from opd_trainer import core
 from opd_trainer.errors import TrainerError
 from opd_trainer.learner.batch import MicroBatch
 from opd_trainer.learner.head import HeadOutput, HeadRequest, from_hidden, from_logits
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 logger = logging.getLogger(__name__)
 
@@ -149,13 +151,16 @@ def critic_builder(model: Model, *, attention: str) -> Callable[[bool], Critic]:
         if real:
             return Critic(_without_dropout(_load(AutoModel, model, torch.float32, attention)))
         with init_empty_weights(include_buffers=False):
-            return Critic(_without_dropout(_from_config(AutoModel, model, torch.float32, attention)))
+            return Critic(_without_dropout(_skeleton(AutoModel, model, torch.float32, attention)))
 
     return build
 
 
 def lora_config(lora: Lora) -> LoraConfig:
     """The adapters as peft knows them; without names every linear layer but the head."""
+    # Importing peft takes seconds, which full fine-tuning must not pay in every rank.
+    from peft import LoraConfig
+
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -166,6 +171,8 @@ def lora_config(lora: Lora) -> LoraConfig:
 
 
 def _add_adapters(model: nn.Module, lora: Lora, real: bool) -> None:
+    from peft import inject_adapter_in_model
+
     try:
         if real:
             inject_adapter_in_model(lora_config(lora), model)
@@ -183,8 +190,7 @@ def _add_adapters(model: nn.Module, lora: Lora, real: bool) -> None:
 def _causal(model: Model, dtype: torch.dtype, real: bool, attention: str) -> nn.Module:
     if real:
         return _load(AutoModelForCausalLM, model, dtype, attention)
-    with init_empty_weights(include_buffers=False):
-        return _from_config(AutoModelForCausalLM, model, dtype, attention)
+    return _skeleton(AutoModelForCausalLM, model, dtype, attention)
 
 
 def _load(auto: Any, model: Model, dtype: torch.dtype, attention: str) -> nn.Module:
@@ -202,16 +208,20 @@ def _load(auto: Any, model: Model, dtype: torch.dtype, attention: str) -> nn.Mod
     return loaded.to(dtype)
 
 
-def _from_config(auto: Any, model: Model, dtype: torch.dtype, attention: str) -> nn.Module:
+def _skeleton(auto: Any, model: Model, dtype: torch.dtype, attention: str) -> nn.Module:
+    """The modules with parameters on the meta device and real buffers (rotary frequencies are computed, not loaded)."""
     try:
         config = AutoConfig.from_pretrained(
             model.source, revision=model.revision, trust_remote_code=model.trust_remote_code
         )
     except (OSError, ValueError) as error:
         raise _not_found(model, error) from error
-    return auto.from_config(
-        config, dtype=dtype, attn_implementation=attention, trust_remote_code=model.trust_remote_code
-    ).to(dtype)
+    with init_empty_weights(include_buffers=False):
+        made = auto.from_config(
+            config, dtype=dtype, attn_implementation=attention, trust_remote_code=model.trust_remote_code
+        ).to(dtype)
+    made.tie_weights()
+    return made
 
 
 def _not_found(model: Model, error: Exception) -> TrainerError:

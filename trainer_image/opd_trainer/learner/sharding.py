@@ -85,6 +85,7 @@ def _allocate(model: nn.Module) -> None:
 
 def _scatter(model: nn.Module, whole: dict[str, Tensor], mesh: DeviceMesh) -> None:
     """Rank 0's weights (and buffers) into everybody's shards, one tensor at a time."""
+    _check_same_modules(model)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, DTensor)
@@ -96,3 +97,16 @@ def _scatter(model: nn.Module, whole: dict[str, Tensor], mesh: DeviceMesh) -> No
             parameter.to_local().copy_(part.to_local())
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
+
+
+def _check_same_modules(model: nn.Module) -> None:
+    """Ranks with other parameters would wait for each other until the deadline; say so instead."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    mine = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors]
+    first = [mine]
+    dist.broadcast_object_list(first, src=0)
+    if first[0] != mine:
+        other = sorted({entry[0] for entry in first[0]} ^ {entry[0] for entry in mine})
+        raise RuntimeError(
+            f"the model has other tensors on rank {dist.get_rank()} than on rank 0: {other[:5] or 'shapes'}"
+        )
