@@ -53,6 +53,19 @@ def is_up(layout: Layout) -> bool:
     return exists and not daemons.ended(layout) and controlplane.api_ready(layout)
 
 
+def running_as(layout: Layout, shape: Shape) -> bool:
+    """Whether the cluster runs in this shape; raises ClusterError if it runs in another one, which nobody asked to end."""
+    if not is_up(layout):
+        return False
+    recorded = recorded_shape(layout)
+    if recorded is not None and recorded != shape:
+        raise ClusterError(
+            f"cluster {layout.name} runs already, as {recorded}",
+            f"opd-cluster down --name {layout.name}, or another --name",
+        )
+    return recorded == shape
+
+
 def control_plane_up(name: str) -> Layout:
     """API server, etcd and controller manager with the KubeRay and OPDJob CRDs: all that needs no node. About 5 s.
 
@@ -62,7 +75,7 @@ def control_plane_up(name: str) -> Layout:
     debian.ensure(debian.CONTROL_PLANE)
     layout = open_layout(name)
     shape = Shape(control_plane_only=True, gpu_nodes=0, gpus=0)
-    if recorded_shape(layout) == shape and is_up(layout):
+    if running_as(layout, shape):
         return layout
     for part in (parts.KUBERNETES, parts.KUBERAY):
         parts.binary(part)

@@ -11,7 +11,7 @@ from opd_cluster.cluster import Shape
 from opd_cluster.errors import ELSEWHERE, ClusterError
 from opd_cluster.images import catalog
 from opd_cluster.images.dockerfile import Image
-from opd_cluster.layout import Layout, cache_root, open_layout
+from opd_cluster.layout import Layout, cache_root, locked, open_layout
 from opd_cluster.node import Node
 from opd_cluster.shell import Stage, need_root, say, wait_for
 
@@ -41,8 +41,13 @@ def up(name: str, shape: Shape) -> Layout:
     catalog.pause()
     catalog.kuberay()
     layout = open_layout(name)
-    if cluster.recorded_shape(layout) == shape and cluster.is_up(layout) and not _dead(layout, shape):
-        say(f"cluster {name} is up already at {layout.server}")
+    with locked(cache_root() / "clusters" / f".{name}.lock"):
+        return _up(layout, shape)
+
+
+def _up(layout: Layout, shape: Shape) -> Layout:
+    if cluster.running_as(layout, shape) and not _dead(layout, nodes(layout, shape)):
+        say(f"cluster {layout.name} is up already at {layout.server}")
         return layout
     cluster.clean(layout)
     cluster.begin(layout)
@@ -59,6 +64,7 @@ def _start_nodes(layout: Layout, members: list[Node]) -> None:
         addons.start_dns(layout)
         addons.allow_firewall(layout)
         addons.create_storage(layout)
+        addons.create_claim(layout, "default")
     with Stage(f"{len(members)} nodes ready"):
         for member in members:
             node.start_containerd(member)
@@ -69,7 +75,7 @@ def _start_nodes(layout: Layout, members: list[Node]) -> None:
             node.start_kubelet(member)
         wait_for(
             "every node is ready",
-            lambda: not _dead(layout, None, members),
+            lambda: not _dead(layout, members),
             seconds=NODE_SECONDS,
             hint=lambda: _why(layout),
         )
@@ -84,9 +90,9 @@ def _start_nodes(layout: Layout, members: list[Node]) -> None:
         cluster.kubectl(layout, *wait, timeout=addons.ROLL_OUT_SECONDS + 10)
 
 
-def _dead(layout: Layout, shape: Shape | None, members: list[Node] | None = None) -> set[str]:
+def _dead(layout: Layout, members: list[Node]) -> set[str]:
     """Names of nodes that are not Ready."""
-    expected = {member.name for member in (members or nodes(layout, shape or Shape()))}
+    expected = {member.name for member in members}
     answer = json.loads(cluster.kubectl(layout, "get", "nodes", "-o", "json"))
     ready = {
         item["metadata"]["name"]
@@ -130,6 +136,7 @@ def load(layout: Layout, names: Iterable[str]) -> list[Image]:
             )
         with Stage(f"image {name}"):
             image = catalog.BUILDERS[name]()
+            say(f"    {image.name}: {image.bytes / 1e9:.2f} GB in {len(image.layers)} layers")
             for member in _where(name, nodes(layout, shape)):
                 if member.store.load(image):
                     say(f"    {image.name} → {member.name}")

@@ -11,7 +11,7 @@ from opd_cluster import parts
 from opd_cluster.errors import ClusterError
 from opd_cluster.images import rootfs
 from opd_cluster.images.dockerfile import Image, build
-from opd_cluster.images.layers import Layer, digest, make_layer
+from opd_cluster.images.layers import Layer, digest, make_layer, record
 from opd_cluster.layout import SOURCE, locked
 from opd_cluster.shell import run
 
@@ -33,6 +33,7 @@ def static(name: str, part: parts.Part, *, user: str = "65532:65532") -> Image:
         shutil.copy(parts.binary(part), target / part.name)
 
     layer = make_layer(digest("static", part.name, parts.key(part)), f"{part.name} from scratch", fill)
+    record(name, (layer,))
     return Image(name, (layer,), entrypoint=(f"/{part.name}",), user=user)
 
 
@@ -73,7 +74,9 @@ def _from_dockerfile(name: str, file: str, below: tuple[Layer, ...], lock: str) 
     with locked(SOURCE / "dist" / ".lock"):
         wheel()
         arguments = {"LOCK": lock, "VERSION": release}
-        return build(f"{name}:{release}", SOURCE / file, SOURCE, below, arguments)
+        image = build(f"{name}:{release}", SOURCE / file, SOURCE, below, arguments)
+    record(image.name, image.layers)
+    return image
 
 
 def wheel() -> None:

@@ -31,6 +31,10 @@ class Image:
     user: str = ""
     workdir: str = "/"
 
+    @property
+    def bytes(self) -> int:
+        return sum(layer.bytes for layer in self.layers)
+
     def config(self) -> dict[str, object]:
         """The OCI image configuration document."""
         return {

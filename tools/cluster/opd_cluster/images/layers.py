@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from opd_cluster.errors import ClusterError
 from opd_cluster.layout import cache_root, locked
 from opd_cluster.shell import Stage, run
+
+GRACE_SECONDS = 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Layer:
     @property
     def path(self) -> Path:
         return cache_root() / "layers" / self.key / "fs"
+
+    @property
+    def bytes(self) -> int:
+        """Sum of its files' sizes; on disk it may be less, see `link_tree`."""
+        return int((self.path.parent / "bytes").read_text())
 
     @property
     def diff_id(self) -> str:
@@ -56,6 +64,7 @@ def make_layer(key: str, summary: str, fill: Callable[[Path], None]) -> Layer:
             with Stage(summary):
                 fill(partial / "fs")
             shutil.rmtree(partial / "work", ignore_errors=True)
+            (partial / "bytes").write_text(str(tree_bytes(partial / "fs")))
             partial.rename(home)
     (home.parent / f".{key}.lock").unlink(missing_ok=True)
     return layer
@@ -121,8 +130,20 @@ def tree_bytes(path: Path) -> int:
     return sum(seen.values())
 
 
-def collect_garbage(keep: set[str]) -> None:
-    """Remove every layer that no current image uses."""
-    for home in (cache_root() / "layers").glob("*"):
-        if home.is_dir() and home.name not in keep and not home.name.startswith("."):
+def record(image: str, layers: Sequence[Layer]) -> None:
+    """Remember what the newest build of an image consists of, and remove layers that no newest build uses.
+
+    A day's grace protects builds and loads of other checkouts that share the cache.
+    """
+    root = cache_root() / "layers"
+    records = root / ".images"
+    records.mkdir(exist_ok=True)
+    (records / image.replace("/", "_").partition(":")[0]).write_text("\n".join(layer.key for layer in layers))
+    used = {key for file in records.iterdir() for key in file.read_text().split()}
+    for home in root.iterdir():
+        if (
+            not home.name.startswith(".")
+            and home.name not in used
+            and time.time() - home.stat().st_mtime > GRACE_SECONDS
+        ):
             shutil.rmtree(home)
