@@ -140,10 +140,8 @@ class Reconciler:
         if done.writes:
             log.info("pass", extra={"outcome": done.outcome.value, "writes": done.writes})
         for problem in done.problems:
-            log.warning(
-                "write refused",
-                extra={"problem": problem.kind.value, "object": str(problem.ref), "why": problem.message},
-            )
+            found = {"problem": problem.kind.value, "kind": problem.ref.kind, "object": problem.ref.name}
+            log.warning("write refused", extra=found | {"why": problem.message})
 
     def _memory(self, key: JobKey, uid: str) -> Memory:
         remembered = self._memories.get(key)

@@ -1,4 +1,5 @@
-"""Kubernetes Events about OPDJobs. The same event within its window becomes a count in the first one, not a new object."""
+"""Kubernetes Events about OPDJobs. The same event within its window becomes a count in the first one, not a new object; the
+count is written at the first repetition, and then once a minute at most."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ class Recorder:
         series = self._series.get(key)
         if series is not None and (now - series.first_at).total_seconds() < self._window:
             series.count += 1
-            if (now - series.written_at).total_seconds() >= self._update:
+            if series.count == 2 or (now - series.written_at).total_seconds() >= self._update:
                 series.written_at = now
                 patch: Manifest = {"series": {"count": series.count, "lastObservedTime": _micro(now)}}
                 await self._api.merge_patch(series.ref, patch)

@@ -42,6 +42,8 @@ class Script:
     #: What check and probe leave as their termination message, by role.
     check: Manifest = field(default_factory=dict)
     probe: Manifest = field(default_factory=dict)
+    #: Role (check or probe) whose pods run on and on while it is named here.
+    hold_steps_of: str = ""
     #: Steps that the trainer makes; it waits at `hold_at_step` until that is None.
     steps: int = 4
     hold_at_step: int | None = None
@@ -160,7 +162,8 @@ class Player:
             elif not pod["spec"].get("nodeName"):
                 await self._bind(pod)
             elif role in ("check", "probe"):
-                await self._run_step(pod, role)
+                if role != self.script.hold_steps_of:
+                    await self._run_step(pod, role)
             else:
                 await self._run_server(pod, role)
 
@@ -221,7 +224,7 @@ class Player:
     async def _kuberay(self) -> None:
         if not self.script.kuberay:
             return
-        for job in await self.api.list("ray.io/v1", "RayJob", self.namespace):
+        for job in await self.api.list("ray.io/v1", "RayJob", self.namespace, "opd.dev/job"):
             if job["metadata"].get("deletionTimestamp"):
                 continue
             state = job.get("status", {}).get("jobDeploymentStatus", "")
@@ -304,7 +307,7 @@ class Player:
     # --- trainer ---------------------------------------------------------------------------------------------------
 
     async def _trainer(self) -> None:
-        for job in await self.api.list("ray.io/v1", "RayJob", self.namespace):
+        for job in await self.api.list("ray.io/v1", "RayJob", self.namespace, "opd.dev/job"):
             running = job.get("status", {}).get("jobDeploymentStatus") == "Running"
             if running and not job["metadata"].get("deletionTimestamp"):
                 await self._train(job)

@@ -2,6 +2,7 @@
 What the operator may do with jobs, in one place for the Role of each namespace and for the ClusterRole. A test compares it
 with the calls that the operator makes. Needed without being called:
 - opdjobs/finalizers update: OwnerReferencesPermissionEnforcement asks for it before blockOwnerDeletion.
+- create on deployments, services and networkpolicies: asked for when a server-side apply (patch) makes an object.
 - configmaps get and patch: also what the Role of each Ray head grants, and nobody can grant what he does not have.
 */ -}}
 {{- define "opd.rules" -}}
@@ -22,7 +23,7 @@ with the calls that the operator makes. Needed without being called:
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, list, watch, create, delete]
@@ -34,7 +35,7 @@ with the calls that the operator makes. Needed without being called:
   verbs: [list, watch]
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]

@@ -101,17 +101,17 @@ async def test_a_broken_rule_is_a_finding_and_creates_nothing(
     start_operator: Any, create_job: Any, player: Player
 ) -> None:
     await start_operator()
-    job = await create_job(data={"source": "/data/p.jsonl"}, distillation={"signal": "loss", "divergence": "k3"})
+    critic = {"model": {"source": "/data/student"}}
+    job = await create_job(task={"reward": "exact_match", "advantageEstimator": "gae", "critic": critic})
 
     async def refused() -> bool:
         return (await job.condition("Accepted")).get("status") == "False"
 
-    broken = {"signal": "advantage", "divergence": "forward_kl"}
-    await job.patch({"distillation": broken})
     await eventually("Accepted is False", refused, state=job.status)
-    status = await job.status()
-    assert any(finding["severity"] == "Error" for finding in status["findings"])
-    assert not any(what == "probe passed" for what, _ in player.log)
+    (finding,) = [entry for entry in (await job.status())["findings"] if entry["severity"] == "Error"]
+    assert finding["path"] == "spec.task.advantageEstimator"
+    assert not await job.names("v1", "ConfigMap")
+    assert not await job.names("batch/v1", "Job")
 
 
 async def test_deleting_a_job_in_the_middle_frees_everything_with_the_operator_down(
