@@ -32,9 +32,7 @@ def trainer_config(
     }
     for name, value in sections.items():
         spec[name] = {**spec.get(name, {}), **value} if isinstance(value, dict) else value
-    job = OPDJob.parse(
-        {"apiVersion": "opd.dev/v1alpha1", "kind": "OPDJob", "metadata": {"name": "tiny"}, "spec": spec}
-    )
+    job = OPDJob.parse({"apiVersion": "opd.dev/v1alpha1", "kind": "OPDJob", "metadata": {"name": "tiny"}, "spec": spec})
     run = Run(
         namespace="local",
         name="tiny",
