@@ -57,7 +57,7 @@ def observe(snapshot: Snapshot, now: datetime, memory: Memory) -> Observation:
     attempt = job.status.attempt or 1
     ray_jobs = _ray_jobs(snapshot, ours, pods)
     data = _progress_data(snapshot, ours, job)
-    progress, _ = _document(data, PROGRESS_KEY, ProgressDocument, attempt)
+    progress, garbled = _document(data, PROGRESS_KEY, ProgressDocument, attempt)
     final, unreadable = _document(data, FINAL_KEY, FinalDocument, attempt)
     steps = {
         item["metadata"]["name"]: step_job(ours[Kind.JOB, item["metadata"]["name"]], item, pods, snapshot.events)
@@ -75,7 +75,7 @@ def observe(snapshot: Snapshot, now: datetime, memory: Memory) -> Observation:
         ray_jobs=ray_jobs,
         progress=progress,
         final=final,
-        unreadable=unreadable,
+        unreadable=unreadable or garbled,
         student_pods=_count_by_attempt(pods),
         holding_pods=len(holders),
         accelerators=sum(accelerator_units(pod) for pod in holders),

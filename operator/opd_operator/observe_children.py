@@ -138,7 +138,7 @@ def ray_job_view(
     )
     heads = [pod for pod in pods if role_of(pod) == Role.HEAD]
     head_seen = once_ready or bool(state.get("head", {}).get("podName"))
-    going = [pod for pod in pods if pod["metadata"].get("deletionTimestamp") or _phase(pod) == "Failed"]
+    going = [pod for pod in pods if pod["metadata"].get("deletionTimestamp") or _phase(pod) in ("Failed", "Succeeded")]
     waiting_pods = [pod for pod in pods if pod not in going and not _is_ready(pod)]
     waiting = diagnose_pods(waiting_pods, events) or _cluster_refusal(conditions, cluster, events)
     return RayJobView(

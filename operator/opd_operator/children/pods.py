@@ -100,7 +100,8 @@ def _environment(job: JobContext, parts: PodParts) -> list[Manifest]:
         "HF_HOME": f"{job.spec.storage.mount_path.rstrip('/')}/{HUB_FOLDER}",
         "PYTHONUNBUFFERED": "1",
     }
-    if not parts.online:
+    if job.spec.preflight.enabled and not parts.online:
+        # The check has downloaded what is needed; without a check every pod must be able to.
         shared["HF_HUB_OFFLINE"] = "1"
     if runtime.device is Device.CPU:
         # One thread a process: CPU jobs share few cores among many pods.

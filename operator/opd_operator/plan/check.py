@@ -19,7 +19,7 @@ def check_inputs(draft: Draft) -> bool:
         draft.set(ConditionType.INPUTS_CHECKED, Truth.TRUE, Reason.CHECK_DISABLED, "preflight.enabled is false")
         return True
     step = draft.observation.check
-    if step is None:
+    if step is None or step.owned.deleting:
         return _start(draft)
     if step.state is StepState.SUCCEEDED and not step.undecided:
         return _passed(draft, step)

@@ -134,7 +134,7 @@ def _by_clocks(draft: Draft) -> End | None:
         return _failed(
             FailureClass.INFRASTRUCTURE,
             Reason.HEARTBEAT_TIMEOUT,
-            f"no heartbeat for {lifecycle.heartbeat_timeout_seconds} s",
+            f"no heartbeat for {lifecycle.heartbeat_timeout_seconds} s {draft.observation.unreadable}".strip(),
             f"{RESUME} See the head's log if it happens again.",
         )
     held = progress is not None and progress.phase is TrainerPhase.TEACHER_UNAVAILABLE

@@ -23,7 +23,7 @@ def probe_teachers(draft: Draft) -> bool:
         return True
     subjects = _subjects(draft)
     step = draft.observation.probes.get(names.probe_job(draft.job.name, subjects))
-    if step is None:
+    if step is None or step.owned.deleting:
         _start(draft, subjects)
         return False
     if step.state is StepState.SUCCEEDED and not step.undecided:

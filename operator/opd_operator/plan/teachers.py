@@ -20,11 +20,7 @@ HOPELESS = frozenset({FailureClass.CAPACITY, FailureClass.CONFIG})
 
 def start_teachers(draft: Draft) -> bool:
     """True when every replica of every served teacher is ready."""
-    if draft.spec.network_policy.enabled:
-        policy = network_policy(draft.context)
-        if draft.owned(Kind.NETWORK_POLICY, policy["metadata"]["name"]) is None or draft.refresh:
-            draft.apply.append(policy)
-            draft.started()
+    _apply_policy(draft)
     teachers = served(draft.spec)
     if not teachers:
         draft.set(
@@ -43,9 +39,14 @@ def start_teachers(draft: Draft) -> bool:
 
 
 def watch_teachers(draft: Draft) -> None:
-    """Say how the teachers are while the student runs or waits; nothing is applied and no deadline is kept: the trainer
-    holds its samples and decides."""
-    if not served(draft.spec) or draft.reason(ConditionType.TEACHERS_READY) == Reason.TEACHERS_RELEASED:
+    """Say how the teachers are while the student runs or waits, and put back what somebody deleted. No deadline is kept:
+    the trainer holds its samples and decides."""
+    if draft.reason(ConditionType.TEACHERS_READY) == Reason.TEACHERS_RELEASED:
+        return
+    if not draft.spec.suspend:
+        _apply_policy(draft)
+        _apply(draft, served(draft.spec))
+    if not served(draft.spec):
         return
     if _all_ready(draft):
         draft.set(ConditionType.TEACHERS_READY, Truth.TRUE, Reason.TEACHERS_READY, "every replica is ready")
@@ -75,6 +76,15 @@ def summary(draft: Draft) -> str:
             why = f": {view.diagnosis}" if view.diagnosis else ""
             parts.append(f"{view.name} {view.ready}/{view.desired} ready{why}")
     return "; ".join(parts) or "teachers start"
+
+
+def _apply_policy(draft: Draft) -> None:
+    if not draft.spec.network_policy.enabled:
+        return
+    policy = network_policy(draft.context)
+    if draft.owned(Kind.NETWORK_POLICY, policy["metadata"]["name"]) is None or draft.refresh:
+        draft.apply.append(policy)
+        draft.started()
 
 
 def _apply(draft: Draft, teachers: list[Teacher]) -> None:

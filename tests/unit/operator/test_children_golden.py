@@ -180,6 +180,13 @@ def test_only_the_check_may_reach_a_hub() -> None:
     assert {env(spec)["HF_HOME"] for spec in specs.values()} == {"/data/hf"}
 
 
+def test_without_a_check_every_pod_may_reach_a_hub() -> None:
+    document = job_document(preflight={"enabled": False})
+    for item in render(OPDJob.parse(document), Settings()):
+        assert item["kind"] != "Job"
+        assert "HF_HUB_OFFLINE" not in yaml.safe_dump(item)
+
+
 def test_the_users_environment_wins() -> None:
     assert env(pod_specs("pools")["worker"])["HF_HUB_OFFLINE"] == "0"
 

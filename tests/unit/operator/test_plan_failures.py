@@ -62,6 +62,12 @@ def head_failed(reason: str, container: dict[str, Any] | None = None) -> Fault:
     return fault
 
 
+def head_succeeded(world: World) -> None:
+    world.objects["Pod", f"math-{world.status['attempt']}-head"]["status"]["phase"] = "Succeeded"
+    world.settle()
+    world.after(6)
+
+
 def going(role: str, **condition: str) -> Fault:
     """A pod is Terminating and no document comes within the grace."""
 
@@ -137,6 +143,7 @@ RETRIED = [
     ("Infrastructure", "HeadLost", kuberay(jobDeploymentStatus="Failed", reason="JobStatusCheckTimeoutExceeded")),
     ("Infrastructure", "HeadLost", kuberay(jobDeploymentStatus="Failed", reason="SubmissionFailed")),
     ("Infrastructure", "HeadLost", head_gone),
+    ("Infrastructure", "HeadLost", head_succeeded),
     ("Infrastructure", "OOMKilled", head_failed("", OOM)),
     ("Infrastructure", "Evicted", head_failed("Evicted")),
     ("Infrastructure", "NodeLost", head_failed("NodeLost")),
@@ -450,3 +457,30 @@ def test_a_retry_is_told_by_an_event_with_class_and_reason() -> None:
     told = dict(world.said)["AttemptFailed"]
     assert "attempt 1" in told
     assert "Infrastructure" in told
+
+
+def test_a_teacher_that_somebody_deletes_during_training_is_put_back() -> None:
+    world = World().training()
+    world.remove_pods("math-teacher-big")
+    for kind in ("Deployment", "Service"):
+        del world.objects[kind, "math-teacher-big"]
+    world.settle()
+    assert world.names("Deployment") == world.names("Service") == ["math-teacher-big"]
+    assert world.phase == "Training"
+    assert world.condition("TeachersReady")["reason"] == "TeachersLost"
+
+
+def test_a_teacher_is_not_put_back_once_it_is_not_needed() -> None:
+    world = World().training()
+    world.heartbeat(10, phase="Exporting")
+    world.settle().settle()
+    assert world.names("Deployment") == []
+
+
+def test_a_progress_document_that_cannot_be_read_is_named_when_the_heartbeat_runs_out() -> None:
+    world = World().training()
+    world.objects["ConfigMap", "math-progress"]["data"]["progress"] = '{"attempt": 1, "phase": "Dreaming"}'
+    world.settle()
+    world.after(181)
+    assert world.attempt(1)["reason"] == "HeartbeatTimeout"
+    assert "unreadable" in world.attempt(1)["message"]
