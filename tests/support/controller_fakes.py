@@ -73,11 +73,16 @@ class FakeEngine:
         self.most_in_flight = 0
         self.updates: list[int] = []
         self.stopped = False
+        self.prepared = False
         self.faults: Callable[[int], Exception | None] = lambda call: None
         self.length = 4
         self._abort = asyncio.Event()
 
+    def prepare(self) -> None:
+        self.prepared = True
+
     async def start(self, weights: Path, version: int) -> None:
+        assert self.prepared
         assert (weights / "model.txt").exists()
         self.version = version
 

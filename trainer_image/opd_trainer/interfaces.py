@@ -26,6 +26,9 @@ class GenerateResult:
 class RolloutEngine(Protocol):
     """A fleet of student servers behind one door. Raises TrainerError when the fleet cannot be kept running."""
 
+    def prepare(self) -> None:
+        """Let the replicas' processes come up while others load; returns at once. `start` does it when nobody did."""
+
     async def start(self, weights: Path, version: int) -> None:
         """Bring every replica up with the given weights; within a deadline."""
 

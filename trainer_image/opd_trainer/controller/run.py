@@ -168,7 +168,9 @@ class Controller:
         self._resume()
         checkpoint = self._parts.resume_from
         await asyncio.gather(
-            self._parts.scorer.start(), self._parts.learner.start(checkpoint / LEARNER_FOLDER if checkpoint else None)
+            asyncio.to_thread(self._parts.engine.prepare),
+            self._parts.scorer.start(),
+            self._parts.learner.start(checkpoint / LEARNER_FOLDER if checkpoint else None),
         )
         self._learner_started = True
         await self._publisher.start_engines(self.state.step)

@@ -84,10 +84,15 @@ class Fleet:
         """Health of every replica, by index."""
         return [slot.health for slot in self._slots]
 
+    def prepare(self) -> None:
+        """Let the replicas' processes come up; `start` waits for them and gives them weights."""
+        if not self._slots:
+            self._slots = [Slot(index, self._make(index)) for index in range(self._count)]
+
     async def start(self, weights: Path, version: int) -> None:
         """Bring every replica up. Raises TrainerError with what is missing or what failed."""
         self._weights, self._version = str(weights), version
-        self._slots = [Slot(index, self._make(index)) for index in range(self._count)]
+        self.prepare()
         failures = await asyncio.gather(*(self._bring_up(slot) for slot in self._slots))
         for failure in filter(None, failures):
             raise TrainerError(failure.failure_class, failure.reason, failure.message)
