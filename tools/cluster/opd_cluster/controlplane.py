@@ -48,7 +48,7 @@ def start(layout: Layout, *, scheduler: bool) -> None:
     )
 
 
-def _etcd(layout: Layout) -> list[str | Path]:
+def _etcd(layout: Layout) -> list[object]:
     # Nothing here outlives a power cut on purpose: without fsync a write takes microseconds.
     arguments = [
         "etcd",

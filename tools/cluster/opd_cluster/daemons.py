@@ -26,7 +26,7 @@ def environment() -> dict[str, str]:
 def start(
     layout: Layout,
     name: str,
-    command: Sequence[str | Path],
+    command: Sequence[object],
     *,
     netns: str = "",
     env: dict[str, str] | None = None,

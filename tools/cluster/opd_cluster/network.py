@@ -21,7 +21,7 @@ def pod_cidr(position: int) -> str:
     return f"10.244.{position}.0/24"
 
 
-def inside(netns: str, *command: str | Path) -> list[str | Path]:
+def inside(netns: str, *command: object) -> list[object]:
     """A command line that runs in the namespace.
 
     Never `ip netns exec`: it mounts a fresh /sys, which hides the cgroups from kubelet.

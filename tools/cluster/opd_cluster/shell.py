@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from opd_cluster.errors import ClusterError
+from opd_cluster.errors import ELSEWHERE, ClusterError
 
 POLL_SECONDS = 0.1
 
@@ -21,7 +21,7 @@ def say(message: str) -> None:
 
 
 def run(
-    command: Sequence[str | Path],
+    command: Sequence[object],
     *,
     input_text: str | None = None,
     timeout: float = 600,
@@ -45,7 +45,7 @@ def run(
     return done
 
 
-def output(command: Sequence[str | Path], **options: object) -> str:
+def output(command: Sequence[object], **options: object) -> str:
     """The standard output of a program that must succeed."""
     return run(command, **options).stdout  # type: ignore[arg-type]
 
@@ -78,8 +78,6 @@ class Stage:
 
 
 def need_root(purpose: str) -> None:
-    from opd_cluster.errors import ELSEWHERE
-
     if os.geteuid() != 0:
         raise ClusterError(f"{purpose} needs root: network namespaces, mounts and cgroups are made for it.", ELSEWHERE)
 

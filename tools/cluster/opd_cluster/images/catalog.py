@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 from opd_cluster import parts
@@ -81,7 +80,6 @@ def _from_dockerfile(name: str, file: str, below: tuple[Layer, ...], lock: str) 
 
 def wheel() -> None:
     """Build dist/opd-*.whl when the sources are newer; hatchling writes equal bytes for equal sources."""
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     for old in (SOURCE / "dist").glob("opd-*.whl"):
         old.unlink()
-    run([uv, "build", "--wheel", "--quiet", "--out-dir", SOURCE / "dist", SOURCE], timeout=600)
+    run([rootfs.find_uv(), "build", "--wheel", "--quiet", "--out-dir", SOURCE / "dist", SOURCE], timeout=600)

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def build(name: str, file: Path, context: Path, base: tuple[Layer, ...], argumen
         arguments,
         {},
     )
-    steps = {
+    steps: dict[str, Callable[[_Build, str], _Build]] = {
         "ARG": _arg,
         "FROM": _from,
         "ENV": _env,

@@ -10,7 +10,7 @@ from pathlib import Path
 from opd_cluster import debian
 from opd_cluster.errors import ClusterError
 from opd_cluster.images.layers import Layer, chroot, digest, make_layer
-from opd_cluster.layout import SOURCE
+from opd_cluster.layout import SOURCE, cache_root
 from opd_cluster.shell import run
 
 SUITE = "bookworm"
@@ -19,6 +19,15 @@ PYTHON = "3.11"
 PACKAGES = ("python3", "python3-venv", "tini", "wget", "ca-certificates", "procps")
 VENV = "opt/venv"
 REVISION = "2"
+
+
+def find_uv() -> str:
+    """uv from the search path, beside this Python, or the one that the project's set-up keeps in the cache."""
+    places = [Path(sys.executable).with_name("uv"), cache_root() / "uv" / "bin" / "uv"]
+    found = shutil.which("uv") or next((str(place) for place in places if place.exists()), None)
+    if not found:
+        raise ClusterError("uv is missing", "make env-operator installs it")
+    return found
 
 
 def base() -> Layer:
@@ -52,7 +61,7 @@ def dependencies(lock: str, below: tuple[Layer, ...], installed: str = "") -> La
     have = _requirements(installed) if installed else {}
     if clash := sorted(name for name in have if name in wanted and have[name] != wanted[name]):
         raise ClusterError(
-            f"locks/{lock}.txt and locks/{installed}.txt disagree on {', '.join(clash)}", "run make lock"
+            f"locks/{lock}.txt and locks/{installed}.txt disagree on {', '.join(clash)}", "run tools/dev/lock.sh"
         )
     lines = [text for name, text in wanted.items() if name not in have]
     key = digest("dependencies", PYTHON, REVISION, *(layer.key for layer in below), *lines)
@@ -69,13 +78,12 @@ def _requirements(lock: str) -> dict[str, str]:
 
 
 def _install(lines: list[str], below: tuple[Layer, ...], target: Path) -> None:
-    uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     venv = target / VENV
     venv.mkdir(parents=True)
     requirements = target.parent / "requirements.txt"
     requirements.write_text("\n".join(lines))
     options = ["--python", PYTHON, "--no-deps", "--require-hashes", "--link-mode", "hardlink", "--quiet"]
-    run([uv, "pip", "install", *options, "--prefix", venv, "-r", requirements], timeout=3600)
+    run([find_uv(), "pip", "install", *options, "--prefix", venv, "-r", requirements], timeout=3600)
     requirements.unlink()
     for script in (venv / "bin").glob("*"):
         content = script.read_bytes()
@@ -86,5 +94,5 @@ def _install(lines: list[str], below: tuple[Layer, ...], target: Path) -> None:
             script.chmod(mode)
     # Non-root containers cannot write bytecode beside the sources, and without it each import of torch takes a minute.
     # Some packages carry templates that are no valid Python: compileall goes on but ends with 1.
-    script = f"python3 -m compileall -q -j 2 /{VENV}/lib || find /{VENV}/lib -name '*.pyc' | grep -q ."
-    chroot(below, target, script, env={"PATH": "/usr/bin:/bin"})
+    compile_all = f"python3 -m compileall -q -j 2 /{VENV}/lib || find /{VENV}/lib -name '*.pyc' | grep -q ."
+    chroot(below, target, compile_all, env={"PATH": "/usr/bin:/bin"})
