@@ -147,6 +147,7 @@ class Reason(Words):
     KEPT_FOR_INSPECTION = "KeptForInspection", "cleanup.onFailure is KeepRay"
     CAPACITY_RELEASED = "CapacityReleased", "teachers were freed because the student has no room"
     NAME_COLLISION = "NameCollision", "an object with a child's name belongs to somebody else"
+    KUBERAY_MISSING = "KubeRayMissing", "the cluster does not serve ray.io/v1; install KubeRay 1.6 or newer"
     CHANGE_DEFERRED = "ChangeDeferred", "a change of the spec acts at the next attempt"
     WARNING = "Warning", "a rule warns"
     # pods

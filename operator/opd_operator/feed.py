@@ -28,9 +28,10 @@ from opd_operator.cache import Cache, Change, JobKey, Urgency, trim
 from opd_operator.cluster import CallObserver, Cluster
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.metrics import Metrics
-from opd_operator.model import Manifest
-from opd_operator.resources import OPDJOB, WATCHED, Resource
+from opd_operator.model import Kind, Manifest
+from opd_operator.resources import CHILDREN, OPDJOB, WATCHED, Resource
 from opd_operator.settings import Settings
+from opd_operator.watch_ages import Pulse, WatchAges, watch_name
 from opd_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 #: Heartbeats without news are looked at together, this long after the first of them.
 HEARTBEAT_PASS_SECONDS = 30.0
 #: How often a kind that the cluster does not serve is asked for again.
-MISSING_KIND_SECONDS = 30.0
+MISSING_KIND_SECONDS = 10.0
 _RESTART_PAUSE_SECONDS = (1.0, 60.0)
 Event = tuple[Resource, str | None, Manifest]
 
@@ -60,6 +61,11 @@ class Feed:
         self.missing: set[Resource] = set()
         #: Set when every kind that is served was listed once.
         self.synced = asyncio.Event()
+
+    @property
+    def kuberay_missing(self) -> bool:
+        """The cluster does not serve RayJobs."""
+        return CHILDREN[Kind.RAY_JOB] in self.missing
 
     async def run(self) -> None:
         """Lists, watches, lists again every `resync_seconds`; starts the watches anew when they end."""
@@ -149,6 +155,7 @@ class Feed:
                 log.info("the cluster serves this kind now", extra={"kind": resource.kind})
                 self.missing.discard(resource)
                 self._restart.set()
+                self.enqueue_all()
 
     # --- watches ---------------------------------------------------------------------------------------------------
 
@@ -204,33 +211,6 @@ class Feed:
             self._queue.add(change.key)
         elif change.urgency is Urgency.SOON:
             self._queue.add_after(change.key, HEARTBEAT_PASS_SECONDS)
-
-
-class WatchAges:
-    """Seconds since each watch last delivered bytes. The API server sends bookmarks about every minute."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, float] = {}
-
-    def expect(self, names: list[str]) -> None:
-        """Starts the clock of these watches and forgets others."""
-        now = time.monotonic()
-        self._seen = dict.fromkeys(names, now)
-
-    def seen(self, name: str) -> None:
-        """Bytes arrived."""
-        if name in self._seen:
-            self._seen[name] = time.monotonic()
-
-    def by_name(self) -> dict[str, float]:
-        """Ages in seconds by plural, with `@namespace` where watched by namespace."""
-        now = time.monotonic()
-        return {name: now - seen for name, seen in self._seen.items()}
-
-    @property
-    def oldest(self) -> float:
-        """The largest age, in seconds; 0 before the first watch."""
-        return max(self.by_name().values(), default=0.0)
 
 
 class _KopfThread:
@@ -354,7 +334,7 @@ class _KopfThread:
         """Authenticates every request with the current token, counts it, and takes the pulse of watches."""
         request.headers.update(await self._cluster.authorization())
         watches = request.url.query.get("watch") == "true"
-        name = _watch_name(request.url.path)
+        name = watch_name(request.url.path)
         code = "error"
         try:
             response = await handler(request)
@@ -363,32 +343,6 @@ class _KopfThread:
             if name is not None:
                 self._observer.api_call("watch" if watches else "list", name.partition("@")[0], code)
         if watches and name is not None and response.status == 200:
-            response.content = _Pulse(response.content, lambda: self._ages.seen(name))  # type: ignore[assignment]
+            response.content = Pulse(response.content, lambda: self._ages.seen(name))  # type: ignore[assignment]
             self._ages.seen(name)
         return response
-
-
-def _watch_name(path: str) -> str | None:
-    """Plural of a collection's path, with its namespace: `pods@team`. None for discovery."""
-    parts = path.strip("/").split("/")
-    inner = parts[2:] if parts[0] == "api" else parts[3:]
-    if len(inner) == 3 and inner[0] == "namespaces":
-        return f"{inner[2]}@{inner[1]}"
-    return inner[0] if len(inner) == 1 else None
-
-
-class _Pulse:
-    """A response's content that tells when bytes arrive; everything else is the content's own."""
-
-    def __init__(self, content: aiohttp.StreamReader, beat: Callable[[], None]) -> None:
-        self._content = content
-        self._beat = beat
-
-    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
-        """The content's chunks."""
-        async for chunk in self._content.iter_chunked(size):
-            self._beat()
-            yield chunk
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._content, name)

@@ -54,6 +54,7 @@ class Operator:
             recorder=self.recorder,
             metrics=metrics,
             settings=settings,
+            kuberay_missing=lambda: self.feed.kuberay_missing,
         )
         self.health = HealthServer(
             metrics=metrics,

@@ -317,6 +317,8 @@ class Observation:
     holding_pods: int = 0
     #: Accelerator units of those pods.
     accelerators: int = 0
+    #: RayJobs are not served by this cluster: set by the rim, which knows it from its lists.
+    kuberay_missing: bool = False
     namespace_terminating: bool = False
 
     @property
@@ -378,10 +380,8 @@ class PlannedEvent:
 class Plan:
     """What one pass does, in the order of execution: delete, secrets, create, apply, annotate, status, events.
 
-    A refused write (see WriteProblem) ends the making of objects in this pass, because later ones may need earlier ones: put
-    what is needed first. Annotations, status and events are executed all the same, because the status never claims a child
-    that has not been observed. A transient fault that outlives its retries ends the pass: nothing
-    after it is executed and the key is queued again.
+    A refused write (see WriteProblem) ends the making of objects in this pass: later ones may need it. Annotations, status
+    and events are executed all the same, because the status never claims a child that was not observed. A transient fault that outlives its retries ends the pass, and the key is queued again.
     """
 
     #: Deletes; a deletion of the OPDJob itself is the TTL.

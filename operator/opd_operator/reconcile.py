@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -54,6 +55,7 @@ class Reconciler:
         recorder: Recorder,
         metrics: Metrics,
         settings: Settings,
+        kuberay_missing: Callable[[], bool] = lambda: False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._cache = cache
@@ -63,6 +65,7 @@ class Reconciler:
         self._recorder = recorder
         self._metrics = metrics
         self._settings = settings
+        self._kuberay_missing = kuberay_missing
         self._now = now
         self._memories: dict[JobKey, tuple[str, Memory]] = {}
         self._terminating: dict[str, float] = {}
@@ -92,6 +95,7 @@ class Reconciler:
         uid = snapshot.job["metadata"]["uid"]
         snapshot = await self._events.complete(snapshot, terminating=self._is_terminating(key.namespace))
         observation = observe(snapshot, self._now(), self._memory(key, uid))
+        observation = replace(observation, kuberay_missing=self._kuberay_missing())
         memory = observation.memory
         self._memories[key] = (uid, memory)
         decided = plan(observation, self._now(), self._settings)

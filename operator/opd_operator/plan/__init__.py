@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from opd_api.vocabulary import ConditionType
+from opd_api.vocabulary import ConditionType, Reason
 from opd_operator.model import Observation, Plan
 from opd_operator.plan.accept import accept, corrected, first_visit, refused_writes, start_over
 from opd_operator.plan.check import check_inputs
@@ -50,11 +50,22 @@ def _advance(draft: Draft) -> None:
     if not suspend_or_resume(draft) or overdue(draft) or not check_inputs(draft):
         return
     if draft.entry is None:
-        begin(draft)
+        if not _kuberay_is_missing(draft):
+            begin(draft)
     elif draft.live:
         follow(draft)
     else:
         between_attempts(draft)
+
+
+def _kuberay_is_missing(draft: Draft) -> bool:
+    """Without KubeRay there will be no student, so no teacher takes an accelerator. It may be installed at any time."""
+    if draft.observation.kuberay_missing:
+        draft.wait(
+            Reason.KUBERAY_MISSING,
+            "this cluster does not serve RayJobs (ray.io/v1); install KubeRay 1.6 or newer, the job goes on by itself",
+        )
+    return draft.observation.kuberay_missing
 
 
 def _changed_before_the_student(draft: Draft) -> bool:
@@ -78,11 +89,13 @@ def _forget_starts(draft: Draft) -> None:
 def _frozen(draft: Draft) -> Plan:
     status = build(draft)
     changed = status != draft.job.raw_status
+    if len(draft.deletions) < len(draft.delete):
+        draft.wake(draft.now)
     wake = None
     if draft.wake_at is not None:
         wake = max((draft.wake_at - draft.now).total_seconds(), 0.0) + WAKE_SLACK_SECONDS
     return Plan(
-        delete=tuple(draft.delete),
+        delete=draft.deletions,
         secrets=tuple(draft.secrets),
         create=tuple(draft.create),
         apply=tuple(draft.apply),
