@@ -13,6 +13,7 @@ from opd_cluster import addons, cluster, controlplane, debian, full, layout, net
 from opd_cluster.cli import app
 from opd_cluster.cluster import Shape
 from opd_cluster.errors import ClusterError
+from opd_cluster.images.dockerfile import Image
 from opd_cluster.layout import Layout, open_layout
 from opd_cluster.shell import wait_for
 
@@ -149,11 +150,17 @@ def test_mount_points_are_listed_innermost_first(tmp_path: Path) -> None:
 
 def test_the_chart_gets_its_values_and_waits(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
+    image = Image("opd-operator:0.1.0", ())
+    monkeypatch.setattr(addons.catalog, "operator", lambda: image)
     monkeypatch.setattr(addons, "helm", lambda _layout, *arguments: calls.append(arguments) or "installed")
     assert addons.install_operator(open_layout("one"), "replicas=2") == "installed"
     assert calls[0][:3] == ("upgrade", "--install", "opd-operator")
     assert calls[0][-2:] == ("--set", "replicas=2")
     assert "--wait" in calls[0]
+    (annotation,) = [word for word in calls[0] if str(word).startswith("podAnnotations")]
+    image = Image("opd-operator:0.1.0", (), user="other")
+    addons.install_operator(open_layout("one"))
+    assert annotation not in calls[1], "another image of the same version must restart the operator"
 
 
 def test_a_kubeconfig_holds_everything_it_needs(cache: Path) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from opd_cluster import daemons, parts, pki
 from opd_cluster.images import catalog
+from opd_cluster.images.store import digest_of, documents
 from opd_cluster.layout import DNS_SERVICE_ADDRESS, SOURCE, Layout
 from opd_cluster.node import GPU_RESOURCE, Node
 from opd_cluster.shell import find_kubectl, output, run, tail, wait_for
@@ -226,8 +227,12 @@ def helm(layout: Layout, *arguments: str | Path) -> str:
 
 
 def install_operator(layout: Layout, *values: str) -> str:
-    """Install or upgrade our chart with the images of this checkout; `values` are more `--set` arguments."""
+    """Install or upgrade our chart with the images of this checkout; `values` are more `--set` arguments.
+
+    The image's digest goes into the pod template: a rebuilt image of the same version replaces the running pod.
+    """
     chart = SOURCE / "charts" / "opd-operator"
-    sets = [word for value in values for word in ("--set", value)]
+    digest = digest_of(documents(catalog.operator())[0])
+    sets = [word for value in (f"podAnnotations.opd\\.dev/image={digest}", *values) for word in ("--set", value)]
     options = ["--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--wait", "--timeout", f"{ROLL_OUT_SECONDS}s"]
     return helm(layout, "upgrade", "--install", "opd-operator", chart, *options, *sets)

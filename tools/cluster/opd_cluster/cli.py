@@ -59,7 +59,7 @@ def up(
     gpus: Annotated[int, typer.Option(min=1, max=64, help="nvidia.com/gpu that each GPU node advertises.")] = 8,
     images: Annotated[
         str, typer.Option(help="Our images to build and load, separated by commas.")
-    ] = "opd-operator,opd-trainer",
+    ] = "operator,trainer",
 ) -> None:
     """Start the cluster; removes first what a killed run left behind."""
     if control_plane:
@@ -103,7 +103,7 @@ def kubeconfig(name: Name = "default") -> None:
 def load_image(
     images: Annotated[
         list[str],
-        typer.Argument(help="opd-operator, opd-trainer, opd-trainer-sglang, or an image archive (OCI or docker)."),
+        typer.Argument(help="operator, trainer, trainer-sglang, or an image archive (OCI or docker)."),
     ],
     name: Name = "default",
 ) -> None:
@@ -131,7 +131,9 @@ def install(
     name: Name = "default",
 ) -> None:
     """Install or upgrade our operator from charts/opd-operator."""
-    print(addons.install_operator(cluster.require_up(name), *(sets or [])))
+    layout = cluster.require_up(name)
+    full.load(layout, ["opd-operator"])
+    print(addons.install_operator(layout, *(sets or [])))
 
 
 @command_passing_on

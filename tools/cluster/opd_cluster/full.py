@@ -129,7 +129,8 @@ def load(layout: Layout, names: Iterable[str]) -> list[Image]:
     """
     shape = cluster.recorded_shape(layout) or Shape()
     built = []
-    for name in names:
+    for word in names:
+        name = word if word.startswith("opd-") else f"opd-{word}"
         if name not in catalog.BUILDERS:
             raise ClusterError(
                 f"{name} is no image of ours", f"one of {', '.join(catalog.BUILDERS)}, or the path of an image archive"

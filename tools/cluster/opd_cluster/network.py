@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from pathlib import Path
 
 from opd_cluster.layout import SERVICE_CIDR, Layout
@@ -35,6 +36,8 @@ def _script(netns: str, text: str) -> None:
 
 def create_fabric(layout: Layout) -> None:
     """The control plane's namespace, reachable from the host at `layout.api_address`."""
+    if shutil.which("modprobe"):  # built into many kernels, where this fails and nothing is missing
+        run(["modprobe", "-aq", "overlay", "br_netfilter", "nf_tables", "ip_set"], check=False)
     run(["ip", "netns", "add", layout.netns])
     host, peer = layout.host_interface, "uplink"
     run(["ip", "link", "add", host, "type", "veth", "peer", "name", peer, "netns", layout.netns])
