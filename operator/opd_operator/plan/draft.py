@@ -74,6 +74,8 @@ class Draft:
     next_attempt_time: str | None = None
     #: The spec may act on existing children: a new attempt begins, or it changed before the first one.
     refresh: bool = False
+    #: An end was decided in this pass; see `Draft.deletions`.
+    closing: bool = False
     delete: list[Deletion] = field(default_factory=list)
     secrets: list[SecretRequest] = field(default_factory=list)
     create: list[Manifest] = field(default_factory=list)
@@ -226,6 +228,12 @@ class Draft:
         if owned is not None and not owned.deleting:
             ref = ObjectRef(API_VERSION_OF_KIND[owned.kind], owned.kind.value, self.job.namespace, owned.name)
             self.delete.append(Deletion(ref, owned.uid, propagation))
+
+    @property
+    def deletions(self) -> tuple[Deletion, ...]:
+        """Deletes of this pass. An end is written down before anything is removed: a process that died in between would
+        find a missing RayJob and take its own deletion for a fault of the cluster."""
+        return () if self.closing else tuple(self.delete)
 
     def remove_all(self, found: Iterable[Owned]) -> None:
         """Delete several children."""

@@ -116,6 +116,7 @@ def capacity_pause_seconds(draft: Draft) -> float:
 
 def _close(draft: Draft, failure: FailureClass | None, reason: Reason, message: str) -> None:
     """Write the end into the attempt's record, if the attempt has begun."""
+    draft.closing = True
     entry = draft.entry
     if entry is None or entry.end_time is not None:
         return

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from opd_world import World, final, job_document
 
 from opd_api.v1alpha1 import OPDJobStatus
 from opd_api.vocabulary import ConditionType
+from opd_operator.observe import observe
+from opd_operator.plan import plan
 
 
 def two_teachers() -> World:
@@ -325,3 +329,12 @@ def test_objects_of_an_earlier_job_of_the_same_name_are_not_taken_for_ours() -> 
     fresh.settle()
     assert fresh.condition("NameCollision")["status"] == "False"
     assert fresh.names("Job") == ["math-check-inputs"]
+
+
+def test_observing_and_planning_change_nothing_that_they_are_given() -> None:
+    world = World().training()
+    world.heartbeat(2)
+    before = copy.deepcopy((world.objects, world.job))
+    observation = observe(world.snapshot(), world.now, world.memory)
+    plan(observation, world.now, world.settings)
+    assert (world.objects, world.job) == before
