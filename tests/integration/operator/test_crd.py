@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from opd_cluster.errors import ClusterError
 if TYPE_CHECKING:
     from conftest import ControlPlane
 
+EXAMPLE_FILES = Path(__file__).resolve().parents[3] / "examples"
 STARTED = {"startTime": "2026-01-01T00:00:00Z", "phase": "Training"}
 
 
@@ -114,6 +116,13 @@ def test_the_api_server_accepts_what_the_rules_accept(jobs: Jobs) -> None:
 )
 def test_typos_and_wrong_values_are_refused_by_path(jobs: Jobs, changes: Changes, words: str) -> None:
     assert words in jobs.refusal(job_document(changes))
+
+
+def test_every_example_is_accepted(jobs: Jobs) -> None:
+    examples = sorted(EXAMPLE_FILES.glob("*.yaml"))
+    assert len(examples) >= 7
+    for example in examples:
+        jobs.create(yaml.safe_load(example.read_text(encoding="utf-8")), dry_run=True)
 
 
 def test_kubectl_apply_says_the_remedy(control_plane: ControlPlane, namespace: str) -> None:
