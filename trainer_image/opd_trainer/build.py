@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opd_api.trainer_config import TrainerConfig
+from opd_api.v1alpha1 import WeightSync
 from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.controller import Parts
 from opd_trainer.controller.run import TOKENIZER_FINGERPRINT
@@ -61,6 +62,12 @@ async def build_parts(
     config: TrainerConfig, directory: RunDirectory, state: RunState, prometheus: PrometheusMetrics
 ) -> Built:
     """Raises TrainerError: Data, Config or Infrastructure, each with what to do."""
+    if config.training.weight_sync is not WeightSync.DISK:
+        raise TrainerError(
+            FailureClass.CONFIG,
+            Reason.CONFIG_ERROR,
+            f"training.weightSync {config.training.weight_sync} is not there yet; write disk",
+        )
     await asyncio.to_thread(directory.create)
     # Ray starts while the tokenizer and the prompts load; bad data is reported all the same as soon as it is seen.
     ray_ready = asyncio.create_task(asyncio.to_thread(start_ray, config), name="ray")

@@ -56,9 +56,11 @@ def start_ray(config: TrainerConfig) -> None:
                 include_dashboard=False,
                 configure_logging=False,
                 logging_level=logging.WARNING,
+                # Idle workers would import everything that the actors import, at the same moment.
+                _system_config={"prestart_worker_first_driver": False},
                 **amounts,
             )
-    except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
+    except Exception as error:  # Ray raises plain exceptions for nodes that do not come up
         raise TrainerError(
             FailureClass.INFRASTRUCTURE, Reason.PLACEMENT_FAILED, f"Ray cannot be reached or started: {error}"
         ) from error

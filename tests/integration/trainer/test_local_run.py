@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from opd_api.vocabulary import ExitCode, Outcome
 from opd_trainer.report.records import MetricsRecord, SampleRecord
 
 #: Generous: the machine may be shared, and torch is imported by five processes.
-START_SECONDS = 400.0
+START_SECONDS = 900.0
 PROMPTS = 40
 
 
@@ -58,6 +58,7 @@ class Workspace:
     """A folder with models, prompts and manifests; `run` starts the command line."""
 
     root: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def data(self) -> Path:
@@ -70,9 +71,11 @@ class Workspace:
 
     def start(self, file: Path) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "opd_trainer.cli", "local", str(file), "--data", str(self.data)]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
+        self.started.append(process)
+        return process
 
     def run_directory(self, name: str) -> Path:
         (directory,) = (self.data / "opd" / "local").glob(f"{name}-????????")
@@ -131,10 +134,13 @@ def marker(monkeypatch: pytest.MonkeyPatch, workspace: Workspace) -> Iterator[st
     value = f"opd-test-{os.getpid()}-{time.monotonic_ns()}"
     monkeypatch.setenv("OPD_TEST_MARKER", value)
     yield value
+    for process in workspace.started:
+        process.kill()  # its children die with it; after a passed test it has ended long ago
+        process.wait()
     assert marked_processes(value) == []
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_a_run_ends_with_a_student_metrics_and_no_process_left(workspace: Workspace, marker: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -166,7 +172,7 @@ def test_a_run_ends_with_a_student_metrics_and_no_process_left(workspace: Worksp
     assert output.index("teacher-0 answers") < output.index("starting the student")
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2400)
 def test_ctrl_c_saves_leaves_no_process_and_a_second_run_resumes(workspace: Workspace, marker: str) -> None:
     file = workspace.write("stopped", steps=10)
     process = workspace.start(file)
@@ -207,21 +213,21 @@ def test_ctrl_c_saves_leaves_no_process_and_a_second_run_resumes(workspace: Work
     assert "succeeded already" in output
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_wrong_field_is_found_before_a_teacher_starts(workspace: Workspace, marker: str) -> None:
     document = manifest("wrong", steps=2)
     document["spec"]["data"]["promptField"] = "question"
     file = workspace.root / "wrong.yaml"
     file.write_text(yaml.safe_dump(document))
     process = workspace.start(file)
-    output, _ = process.communicate(timeout=250)
+    output, _ = process.communicate(timeout=800)
     assert process.returncode == ExitCode.DATA, output
     assert "question" in output
     assert "data_source" in output, "the fields that exist are named"
     assert "starting 1 teacher" not in output
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_teacher_that_cannot_load_ends_the_run_with_its_own_words(workspace: Workspace, marker: str) -> None:
     document = manifest("lost", steps=2)
     document["spec"]["teachers"][0]["model"]["source"] = "/data/nowhere"
@@ -229,7 +235,7 @@ def test_a_teacher_that_cannot_load_ends_the_run_with_its_own_words(workspace: W
     file = workspace.root / "lost.yaml"
     file.write_text(yaml.safe_dump(document))
     process = workspace.start(file)
-    output, _ = process.communicate(timeout=250)
+    output, _ = process.communicate(timeout=800)
     assert process.returncode == ExitCode.TEACHER, output
     assert "TeacherNotReady" in output
     assert "nowhere" in output
