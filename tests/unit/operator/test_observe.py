@@ -1,0 +1,90 @@
+"""From raw objects to an observation: what is ours, what is remembered, what is asked for besides."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from opd_world import World
+
+from opd_operator.job_view import parse_status
+from opd_operator.model import Fact, HeadState, Memory, ObjectRef
+from opd_operator.observe import event_subjects, observe
+
+
+def test_a_healthy_job_needs_no_events() -> None:
+    assert event_subjects(World().training().snapshot()) == ()
+
+
+def test_events_are_asked_for_where_no_status_tells_anything() -> None:
+    world = World().settle()
+    assert event_subjects(world.snapshot()) == (ObjectRef("batch/v1", "Job", "team", "math-check-inputs"),)
+    world = World().probed()
+    world.ray_starts(head="Pending")
+    assert event_subjects(world.snapshot()) == (ObjectRef("v1", "Pod", "team", "math-1-head"),)
+    world.remove_pods("math-1")
+    assert ObjectRef("ray.io/v1", "RayCluster", "team", "math-1-abcde") in event_subjects(world.snapshot())
+
+
+def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
+    world = World().training()
+    stored = {**world.status, "invention": {"of": "tomorrow"}, "retries": "many"}
+    status = parse_status(stored)
+    assert status.phase == "Training"
+    assert len(status.conditions) == len(world.status["conditions"])
+    assert status.retries is None
+
+
+def test_ages_are_counted_from_when_this_process_saw_a_change() -> None:
+    world = World().training()
+    first = world.memory.sequence
+    assert first is not None
+    world.now += timedelta(seconds=100)
+    observation = observe(world.snapshot(), world.now, world.memory)
+    assert observation.memory.sequence == first
+    world.heartbeat(2, activity=1)
+    observation = observe(world.snapshot(), world.now, world.memory)
+    assert observation.memory.sequence is not None
+    assert observation.memory.sequence.at == world.now
+    assert observation.memory.activity is not None
+    assert observation.memory.activity.at == first.at, "a heartbeat is no activity"
+    fresh = observe(world.snapshot(), world.now, Memory())
+    assert fresh.memory.sequence is not None
+    assert fresh.memory.sequence.at == world.now
+
+
+def test_a_disruption_is_remembered_after_the_pod_has_vanished() -> None:
+    world = World().training()
+    world.terminate("math-1-worker", reason="EvictionByEvictionAPI")
+    world.settle()
+    world.remove_pods("math-1-worker")
+    world.settle()
+    assert Fact.DISRUPTED in world.memory.since
+    assert world.memory.disruption is not None
+    assert world.memory.disruption.reason == "Evicted"
+
+
+def test_pods_that_are_older_than_the_job_are_somebody_elses() -> None:
+    world = World().training()
+    for name in ("math-1-head", "math-1-worker"):
+        world.objects["Pod", name]["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    observation = observe(world.snapshot(), world.now, Memory())
+    assert observation.student_pods == {}
+    assert observation.ray_jobs[1].head is HeadState.GONE
+
+
+def test_accelerators_are_those_of_pods_on_nodes() -> None:
+    world = World().training()
+    observation = observe(world.snapshot(), world.now, Memory())
+    assert (observation.holding_pods, observation.accelerators) == (3, 3)
+    world.unscheduled(world.objects["Pod", "math-1-worker"], "no room")
+    observation = observe(world.snapshot(), world.now, Memory())
+    assert (observation.holding_pods, observation.accelerators) == (2, 2)
+
+
+def test_documents_of_another_attempt_are_ignored() -> None:
+    world = World().training()
+    world.heartbeat(9, attempt=7)
+    world.final("Succeeded", attempt=7)
+    observation = observe(world.snapshot(), world.now, world.memory)
+    assert observation.progress is None
+    assert observation.final is None
