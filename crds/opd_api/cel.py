@@ -218,6 +218,12 @@ _SPEC = (
         "the best tokens of an ensemble differ; write tokenSelection: student_topk or student_sampled",
     ),
     Validation(
+        "EnsembleMixedBackends",
+        f"!({_ENSEMBLE}) || self.teachers.all(t, t.backend == 'inprocess') || self.teachers.all(t, t.backend != 'inprocess')",
+        "scores of servers and of teachers inside the learner are not mixed; write backend: inprocess for all or for none",
+        "teachers",
+    ),
+    Validation(
         "SequenceLossAggregation",
         "!(self.?task.?policyLoss.?type.orValue('vanilla') in ['gspo', 'sapo'])"
         " || self.training.lossAggregation == 'seq-mean-token-mean'",

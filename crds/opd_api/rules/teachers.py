@@ -190,6 +190,19 @@ def ensemble_topk(job: OPDJob) -> Hits:
         )
 
 
+@rule(16, "EnsembleMixedBackends", Level.ERROR, "an ensemble is served or in the learner, not both")
+def ensemble_mixed_backends(job: OPDJob) -> Hits:
+    if job.spec.routing.mode is not RoutingMode.ENSEMBLE:
+        return
+    inside = [path for path, teacher in _enumerated(job) if teacher.backend is TeacherBackend.INPROCESS]
+    if inside and len(inside) < len(job.spec.teachers):
+        yield (
+            f"{inside[0]}.backend",
+            "scores of servers and of teachers inside the learner are not mixed. Write backend: inprocess for all teachers, or for "
+            "none.",
+        )
+
+
 @rule(19, "TeacherSource", Level.ERROR, "a teacher has a model or endpoints, never both")
 def teacher_source(job: OPDJob) -> Hits:
     for path, teacher in _enumerated(job):
@@ -254,6 +267,7 @@ RULES = (
     sglang_window_too_large,
     inprocess_with_server,
     ensemble_topk,
+    ensemble_mixed_backends,
     teacher_source,
     api_key_of_managed_teacher,
     duplicate_teacher,

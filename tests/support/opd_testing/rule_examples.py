@@ -244,6 +244,12 @@ EXAMPLES = (
         TWO | SET_LOSS | {"spec.routing.mode": "ensemble"},
         TWO | SET_LOSS | {"spec.routing.mode": "ensemble", f"{D}.tokenSelection": "student_topk"},
     ),
+    Example(
+        "EnsembleMixedBackends",
+        "spec.teachers[1].backend",
+        TWO | {"spec.routing.mode": "ensemble", "spec.teachers.1.backend": "inprocess"},
+        TWO | {"spec.routing.mode": "ensemble"},
+    ),
     # 17, 18
     Example(
         "LearningRateHigh",

@@ -395,3 +395,15 @@ def test_an_ensemble_of_the_teachers_own_top_tokens_is_refused(tmp_path: Path) -
     )
     with pytest.raises(TrainerError, match="student_topk"):
         TeacherPool(config)
+
+
+def test_an_ensemble_inside_the_learner_may_compare_the_whole_vocabulary(tmp_path: Path) -> None:
+    model = {"source": "/models/teacher"}
+    config = trainer_config(
+        tmp_path,
+        urls={},
+        teachers=[{"name": name, "backend": "inprocess", "model": model} for name in ("a", "b")],
+        routing={"mode": "ensemble"},
+        distillation={"signal": "loss", "tokenSelection": "full"},
+    )
+    assert TeacherPool(config).clients == {}

@@ -35,10 +35,8 @@ class TeacherPool:
             for teacher in config.teachers
             if teacher.backend is not TeacherBackend.INPROCESS
         }
-        if config.routing.mode is RoutingMode.ENSEMBLE and self._selection not in (
-            TokenSelection.STUDENT_SAMPLED,
-            TokenSelection.STUDENT_TOPK,
-        ):
+        served_ensemble = config.routing.mode is RoutingMode.ENSEMBLE and bool(self._clients)
+        if served_ensemble and self._selection not in (TokenSelection.STUDENT_SAMPLED, TokenSelection.STUDENT_TOPK):
             raise TrainerError(
                 FailureClass.CONFIG,
                 Reason.CONFIG_ERROR,
