@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from opd_api.trainer_config import Run, TrainerConfig, project
-from opd_api.v1alpha1 import OPDJobSpec
+from opd_api.v1alpha1 import OPDJobSpec, TokenSelection
 from opd_trainer.learner.packing import Layout
 from opd_trainer.learner.process_group import open_store
 from opd_trainer.learner.rank import LearnerRank
@@ -209,3 +210,34 @@ def _forked(program: bytes, rank: int, folder: Path) -> None:
     except BaseException:
         value = _Raised(traceback.format_exc())
     torch.save(value, folder / f"result-{rank}.pt")
+
+
+def reselected(batch: list[Sample], selection: TokenSelection, top_k: int) -> list[Sample]:
+    """Copies whose `selected` is another selection of the same token sets; union and intersection as the teachers build them."""
+    changed = []
+    for sample in batch:
+        assert sample.selected is not None
+        assert sample.student_topk is not None
+        teacher, student = _first(sample.selected, top_k), _first(sample.student_topk, top_k)
+        if selection is TokenSelection.TEACHER_TOPK:
+            changed.append(dataclasses.replace(sample, selected=teacher))
+            continue
+        same = student.ids[:, :, None] == teacher.ids[:, None, :]
+        # The teacher's value at the student's own tokens is made up; tests of `selected` from real scores are elsewhere.
+        at_student = np.where(same.any(2), np.max(np.where(same, teacher.logprobs[:, None, :], -np.inf), 2), -6.0)
+        union = selection is TokenSelection.UNION
+        valid = np.concatenate(
+            [
+                np.ones_like(same.any(2)) if union else same.any(2),
+                ~same.any(1) if union else np.zeros_like(same.any(1)),
+            ],
+            1,
+        )
+        logprobs = np.concatenate([at_student, teacher.logprobs], 1).astype(np.float32)
+        ids = np.concatenate([student.ids, teacher.ids], 1)
+        changed.append(dataclasses.replace(sample, selected=TokenSet(ids, logprobs, valid)))
+    return changed
+
+
+def _first(tokens: TokenSet, count: int) -> TokenSet:
+    return TokenSet(tokens.ids[:, :count], tokens.logprobs[:, :count], tokens.valid[:, :count])

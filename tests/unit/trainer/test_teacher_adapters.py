@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from opd_api.v1alpha1 import TeacherBackend
 
+from opd_api.v1alpha1 import TeacherBackend
 from opd_trainer.teachers.adapters import ADAPTERS
 from opd_trainer.teachers.adapters.sglang import windows
 from opd_trainer.teachers.wire import AnswerError, ScoreQuery, TopKShortfallError
@@ -137,7 +137,11 @@ def test_sglang_asks_for_ids_per_position_as_the_union_of_each_window() -> None:
     adapter = ADAPTERS[TeacherBackend.SGLANG]
     (call,) = adapter.calls(query(at_ids=at), model=None)
     assert call.body["token_ids_logprob"].tolist() == [1, 2, 3]
-    rows = [None, [[-1.0, 1, None], [-2.0, 2, None], [-3.0, 3, None]], [[-4.0, 1, None], [-5.0, 2, None], [-6.0, 3, None]]]
+    rows = [
+        None,
+        [[-1.0, 1, None], [-2.0, 2, None], [-3.0, 3, None]],
+        [[-4.0, 1, None], [-5.0, 2, None], [-6.0, 3, None]],
+    ]
     answer = adapter.parse(query(at_ids=at), [sglang_meta(input_token_ids_logprobs=rows)])
     assert answer.at is not None
     assert answer.at.tolist() == [[-3.0, -1.0], [-4.0, -5.0]]

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from opd_api.v1alpha1 import Routing
 from opd_api.vocabulary import FailureClass
-
 from opd_trainer.errors import TrainerError
 from opd_trainer.sample import Sample
 from opd_trainer.teachers.routing import Router, SampleDroppedError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from opd_api.v1alpha1 import TokenSelection
 
+from opd_api.v1alpha1 import TokenSelection
 from opd_trainer.core.divergences import mixture_logprobs, select_tokens
 from opd_trainer.sample import Sample, TokenSet
 from opd_trainer.teachers.selection import mix, query_for, selected_tokens, without_foreign
@@ -39,7 +39,8 @@ def tables(seed: int = 0) -> tuple[TokenSet, ScoreAnswer, np.ndarray]:
 def test_the_layout_is_that_of_core_select_tokens(selection: TokenSelection) -> None:
     student, answer, whole = tables()
     chosen = selected_tokens(selection, answer, student)
-    assert chosen is not None and answer.top is not None
+    assert chosen is not None
+    assert answer.top is not None
     ids, valid = select_tokens(
         torch.from_numpy(student.ids).long(), torch.from_numpy(answer.top.ids).long(), selection.value
     )
@@ -66,9 +67,7 @@ def test_an_ensemble_is_the_mixture_of_core() -> None:
     answers = [tables(seed)[1] for seed in range(3)]
     weights = [1.0, 2.0, 0.5]
     mixed = mix(answers, weights)
-    expected = mixture_logprobs(
-        torch.tensor(np.stack([answer.sampled for answer in answers])), torch.tensor(weights)
-    )
+    expected = mixture_logprobs(torch.tensor(np.stack([answer.sampled for answer in answers])), torch.tensor(weights))
     np.testing.assert_allclose(mixed.sampled, expected.numpy(), atol=1e-6)
     assert mixed.at is not None
     assert mixed.at.shape == (ROWS, K)
