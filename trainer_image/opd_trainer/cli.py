@@ -85,7 +85,9 @@ def _serve(args: argparse.Namespace) -> int:
 
 def _preflight_arguments(parser: argparse.ArgumentParser) -> None:
     _config_argument(parser)
-    parser.add_argument("--termination-log", help="where the final document goes; default /dev/termination-log in a pod")
+    parser.add_argument(
+        "--termination-log", help="where the final document goes; default /dev/termination-log in a pod"
+    )
 
 
 def _check(args: argparse.Namespace) -> int:

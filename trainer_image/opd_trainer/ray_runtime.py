@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import time
 from dataclasses import dataclass
 
 from opd_api.trainer_config import TrainerConfig
 from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.errors import TrainerError
+from opd_trainer.process_tree import descendants
 
 logger = logging.getLogger(__name__)
-CONNECT_SECONDS = 120.0
+RAY_NAMESPACE = "opd"
+#: Ray gives a node half a minute to come up, whatever the machine is busy with.
+START_TRIES = 3
 RESOURCE_SECONDS = 900.0
 POLL_SECONDS = 2.0
 #: CPU slots of a local Ray beside the actors: its own helpers.
@@ -44,27 +49,46 @@ def start_ray(config: TrainerConfig) -> None:
 
     demand = demand_of(config)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        if in_cluster(config):
-            ray.init(address="auto", namespace="opd", logging_level=logging.WARNING)
-        else:
-            amounts = {"num_gpus" if demand.resource == "GPU" else "num_cpus": demand.amount}
-            amounts["num_cpus"] = amounts.get("num_cpus", 0) + SPARE_CPUS
-            ray.init(
-                address="local",
-                namespace="opd",
-                include_dashboard=False,
-                configure_logging=False,
-                logging_level=logging.WARNING,
-                # Idle workers would import everything that the actors import, at the same moment.
-                _system_config={"prestart_worker_first_driver": False},
-                **amounts,
-            )
-    except Exception as error:  # Ray raises plain exceptions for nodes that do not come up
-        raise TrainerError(
-            FailureClass.INFRASTRUCTURE, Reason.PLACEMENT_FAILED, f"Ray cannot be reached or started: {error}"
-        ) from error
+    for tries in range(1, START_TRIES + 1):
+        before = descendants()
+        try:
+            if in_cluster(config):
+                ray.init(address="auto", namespace=RAY_NAMESPACE, logging_level=logging.WARNING)
+            else:
+                _start_local(demand)
+            break
+        except Exception as error:  # Ray raises plain exceptions for nodes that do not come up
+            ray.shutdown()
+            _kill(descendants() - before)
+            text = f"Ray cannot be reached or started: {error}"
+            if tries == START_TRIES:
+                raise TrainerError(FailureClass.INFRASTRUCTURE, Reason.PLACEMENT_FAILED, text) from error
+            logger.warning("%s; try %d of %d", text, tries + 1, START_TRIES)
     wait_for_resources(demand, seconds=RESOURCE_SECONDS)
+
+
+def _kill(pids: set[int]) -> None:
+    """Half a node that Ray forgot would take the processor from the next try."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _start_local(demand: Demand) -> None:
+    import ray
+
+    amounts = {"num_gpus" if demand.resource == "GPU" else "num_cpus": demand.amount}
+    amounts["num_cpus"] = amounts.get("num_cpus", 0) + SPARE_CPUS
+    ray.init(
+        address="local",
+        namespace=RAY_NAMESPACE,
+        include_dashboard=False,
+        configure_logging=False,
+        logging_level=logging.WARNING,
+        # Idle workers would import everything that the actors import, at the same moment.
+        _system_config={"prestart_worker_first_driver": False},
+        **amounts,
+    )
 
 
 def wait_for_resources(demand: Demand, *, seconds: float) -> None:

@@ -35,7 +35,12 @@ MANIFEST: dict[str, Any] = {
                 "maxContextTokens": 512,
                 "model": {"source": "/data/models/teacher", "revision": "v2", "dtype": "fp32"},
             },
-            {"name": "far", "backend": "vllm", "endpoints": ["http://far:8000"], "apiKeySecretRef": {"name": "s", "key": "k"}},
+            {
+                "name": "far",
+                "backend": "vllm",
+                "endpoints": ["http://far:8000"],
+                "apiKeySecretRef": {"name": "s", "key": "k"},
+            },
         ],
         "routing": {"map": {"a": "math", "b": "far"}},
         "data": {"source": "/data/prompts.jsonl"},

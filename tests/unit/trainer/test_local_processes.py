@@ -46,7 +46,9 @@ def test_output_goes_to_the_log_and_its_end_can_be_shown(tmp_path: Path) -> None
 
 
 def test_stop_ends_a_child_that_ignores_sigterm(tmp_path: Path) -> None:
-    program = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    program = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
     child = Child("deaf", [sys.executable, "-c", program], log=tmp_path / "a.log", environment={})
     wait_for(lambda: "up" in child.tail())
     child.stop(0.3)

@@ -15,7 +15,9 @@ from opd_trainer.errors import TrainerError
 from opd_trainer.watchdog import StallWatchdog
 
 
-def watchdog(state: RunState, directory: Path, *, seconds: float = 60.0, scorer: FakeScorer | None = None) -> StallWatchdog:
+def watchdog(
+    state: RunState, directory: Path, *, seconds: float = 60.0, scorer: FakeScorer | None = None
+) -> StallWatchdog:
     return StallWatchdog(
         state,
         seconds=seconds,

@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from opd_trainer.process_tree import descendants
+
 #: Below the ephemeral range (32768+) and above Ray's worker ports (10002-19999).
 PORT_BAND = range(21000, 22000)
 PR_SET_PDEATHSIG = 1
@@ -104,27 +106,6 @@ class Child:
         with contextlib.suppress(OSError):
             return self.log.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARACTERS:]
         return ""
-
-
-def descendants() -> set[int]:
-    """Pids below this process, from /proc."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            stat = Path("/proc", entry, "stat").read_text()
-        except OSError:
-            continue
-        parent = int(stat.rpartition(")")[2].split()[1])
-        children.setdefault(parent, []).append(int(entry))
-    found: set[int] = set()
-    pending = [os.getpid()]
-    while pending:
-        for pid in children.get(pending.pop(), []):
-            found.add(pid)
-            pending.append(pid)
-    return found
 
 
 def kill_descendants(seconds: float = 10.0) -> set[int]:
