@@ -173,8 +173,8 @@ class Feed:
                 observer=self._metrics,
                 receive=self._receive,
             )
-            runtime.start()
             try:
+                await runtime.start()
                 await self._until_restart(runtime)
             finally:
                 await runtime.stop()
@@ -240,11 +240,11 @@ class _KopfThread:
         self.ended = asyncio.Event()
         self.error: BaseException | None = None
 
-    def start(self) -> None:
-        """Starts the thread."""
+    async def start(self) -> None:
+        """Starts the thread and waits until it has a loop that can be told to stop."""
         self._ages.expect([name for resource in self._resources for name in self._watch_names(resource)])
         self._thread.start()
-        self._begun.wait(10.0)
+        await asyncio.to_thread(self._begun.wait, 10.0)
 
     async def stop(self) -> None:
         """Asks kopf to end and waits for it, at most ten seconds."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -393,19 +393,3 @@ def _owner(found: Manifest) -> Manifest:
         "controller": True,
         "blockOwnerDeletion": True,
     }
-
-
-async def eventually(
-    what: str, look: Callable[[], Any], *, seconds: float = 40.0, state: Callable[[], Any] | None = None
-) -> Any:
-    """The first true value of `look`; fails with the last state after the deadline."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + seconds
-    while True:
-        found = await look()
-        if found:
-            return found
-        if loop.time() > deadline:
-            last = await state() if state is not None else None
-            raise AssertionError(f"{what}: not within {seconds} s; last state: {json.dumps(last, default=str)[:4000]}")
-        await asyncio.sleep(PERIOD_SECONDS)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,7 +16,8 @@ from typing import Any, Protocol
 import aiohttp
 import pytest
 import yaml
-from operator_player import NODE, Api, Player, Script, eventually
+from operator_jobs import Job, document, eventually, free_port
+from operator_player import NODE, Api, Player, Script
 from prometheus_client.parser import text_string_to_metric_families
 
 from opd_cluster import parts
@@ -40,9 +40,7 @@ class OperatorProcess:
     """One operator in a process of its own."""
 
     def __init__(self, kubeconfig: Path, namespace: str, identity: str, log: Path, settings: dict[str, str]) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.identity = identity
         self.log = log
         environment = {
@@ -191,72 +189,6 @@ def played_node(control_plane: ControlPlane) -> Iterator[None]:
 async def player(api: Api, namespace: str, played_node: None) -> AsyncIterator[Player]:
     async with Player(api, namespace, Script()).playing() as playing:
         yield playing
-
-
-class Job:
-    """One OPDJob of a test."""
-
-    def __init__(self, api: Api, namespace: str, name: str) -> None:
-        self.api, self.namespace, self.name = api, namespace, name
-
-    async def manifest(self) -> Manifest | None:
-        return await self.api.get("opd.dev/v1alpha1", "OPDJob", self.namespace, self.name)
-
-    async def status(self) -> Manifest:
-        return (await self.manifest() or {}).get("status") or {}
-
-    async def phase(self) -> str:
-        return str((await self.status()).get("phase", ""))
-
-    async def condition(self, kind: str) -> Manifest:
-        conditions = (await self.status()).get("conditions") or []
-        return next((entry for entry in conditions if entry["type"] == kind), {})
-
-    async def reaches(self, *phases: str, seconds: float = 40.0) -> None:
-        async def there() -> bool:
-            return await self.phase() in phases
-
-        await eventually(f"{self.name} is {' or '.join(phases)}", there, seconds=seconds, state=self.status)
-
-    async def patch(self, spec: Manifest) -> None:
-        found = await self.manifest()
-        assert found is not None
-        await self.api.patch(found, {"spec": spec})
-
-    async def delete(self) -> None:
-        found = await self.manifest()
-        assert found is not None
-        await self.api.delete(found)
-
-    async def children(self, api_version: str, kind: str) -> list[Manifest]:
-        return await self.api.list(api_version, kind, self.namespace, f"opd.dev/job={self.name}")
-
-    async def names(self, api_version: str, kind: str) -> set[str]:
-        return {child["metadata"]["name"] for child in await self.children(api_version, kind)}
-
-    async def reasons(self) -> list[str]:
-        """Reasons of the Events about it."""
-        events = await self.api.list("events.k8s.io/v1", "Event", self.namespace)
-        return [event["reason"] for event in events if event["regarding"].get("name") == self.name]
-
-
-def document(namespace: str, name: str = "math", **sections: Any) -> Manifest:
-    """A small valid OPDJob; keyword sections are merged over its spec."""
-    spec: Manifest = {
-        "runtime": {"device": "cpu", "acceleratorResource": "nvidia.com/gpu"},
-        "storage": {"claimName": "data"},
-        "student": {"model": {"source": "/data/student"}},
-        "teachers": [{"name": "big", "backend": "transformers", "model": {"source": "/data/teacher"}}],
-        "data": {"source": "/data/prompts.jsonl"},
-        "rollout": {"engine": "transformers"},
-        "training": {"steps": 4},
-        "lifecycle": {"preemptionGraceSeconds": 10},
-    }
-    for key, value in sections.items():
-        old = spec.get(key)
-        spec[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    metadata = {"name": name, "namespace": namespace}
-    return {"apiVersion": "opd.dev/v1alpha1", "kind": "OPDJob", "metadata": metadata, "spec": spec}
 
 
 CreateJob = Callable[..., Awaitable[Job]]

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from operator_player import Player, eventually
+from operator_jobs import eventually
+from operator_player import Player
 
 from opd_cluster import cluster
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from operator_player import Api, Player, eventually
+from operator_jobs import eventually
+from operator_player import Api, Player
 
 Manifest = dict[str, Any]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from operator_player import Api, Player, eventually
+import yaml
+from operator_jobs import Job, document, eventually
+from operator_player import Api, Player
 
 Manifest = dict[str, Any]
 Right = tuple[str, str]
@@ -99,3 +101,33 @@ async def _blocked(api: Api, create_job: Any, namespace: str, foreign: Manifest)
     name = foreign["metadata"]["name"]
     await api.create({**foreign, "metadata": {"name": name, "namespace": namespace}})
     return await create_job(name[0])
+
+
+async def test_one_operator_serves_every_namespace_with_the_cluster_role(
+    control_plane: Any, start_operator: Any, make_namespace: Any, api: Api, namespace: str, rendered_rbac: Any
+) -> None:
+    """The rules are the same (tests/unit/chart); here they are bound in the whole cluster, and watches are cluster-wide."""
+    (rules,) = [
+        m["rules"] for m in rendered_rbac(namespace) if m["metadata"]["name"] == "opd-operator" and "rules" in m
+    ]
+    name = f"everywhere-{namespace}"
+    subject = {"kind": "ServiceAccount", "name": "opd-operator", "namespace": namespace}
+    role_ref = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
+    head = {"apiVersion": "rbac.authorization.k8s.io/v1", "metadata": {"name": name}}
+    everywhere = [
+        {**head, "kind": "ClusterRole", "rules": rules},
+        {**head, "kind": "ClusterRoleBinding", "roleRef": role_ref, "subjects": [subject]},
+    ]
+    control_plane.kubectl("apply", "-f", "-", input_text=yaml.safe_dump_all(everywhere))
+    try:
+        operator = await start_operator(watch_namespaces="")
+        jobs = [Job(api, space, "math") for space in (make_namespace(), make_namespace())]
+        for job in jobs:
+            await api.create(document(job.namespace))
+        for job in jobs:
+            await job.reaches("Checking")
+        ages = await operator.metric("opd_operator_watch_age_seconds", kind="opdjobs")
+        assert ages < 90
+        assert (await operator.get("/healthz"))[0] == 200
+    finally:
+        control_plane.kubectl("delete", "clusterrole,clusterrolebinding", name)

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from operator_player import Api, Player, eventually
+from operator_jobs import eventually
+from operator_player import Api, Player
 
 Manifest = dict[str, Any]
 

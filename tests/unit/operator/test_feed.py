@@ -166,7 +166,7 @@ class Watches:
         self.stopped = False
         Watches.made.append(self)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Nothing to start."""
 
     async def stop(self) -> None:
