@@ -41,23 +41,6 @@ def _run(args: argparse.Namespace) -> int:
     return run_command(args.config, metrics_port=args.metrics_port, drain_port=args.drain_port)
 
 
-def _step_arguments(parser: argparse.ArgumentParser) -> None:
-    _config_argument(parser)
-    parser.add_argument("--termination-log", help="file for the final document; default is the pod's termination log")
-
-
-def _check(args: argparse.Namespace) -> int:
-    from opd_trainer.preflight.check import run_check
-
-    return run_check(args.config, termination_log=args.termination_log)
-
-
-def _probe(args: argparse.Namespace) -> int:
-    from opd_trainer.preflight.probe import run_probe
-
-    return run_probe(args.config, termination_log=args.termination_log)
-
-
 def _drain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", action="store_true", help="wait until everything is saved")
     parser.add_argument("--host", help="address of the controller; default $FQ_RAY_IP or loopback")
@@ -116,10 +99,8 @@ def _local(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "run": Command("train: the entrypoint of the RayJob", _run_arguments, _run),
-    "check": Command("look at models, tokenizers, data and storage", _preflight_arguments, _check),
+    "check": Command("look at models, data, tokenizers and storage; needs no accelerator", _preflight_arguments, _check),
     "probe": Command("ask every teacher for real scores", _preflight_arguments, _probe),
-    "check": Command("look at models, data, tokenizers and storage; needs no accelerator", _step_arguments, _check),
-    "probe": Command("ask every teacher for real scores", _step_arguments, _probe),
     "serve": Command("serve a teacher with transformers", _serve_arguments, _serve),
     "drain": Command("ask the controller to save; the preStop hook", _drain_arguments, _drain),
     "local": Command("run an OPDJob as local processes (opd run)", _local_arguments, _local),
