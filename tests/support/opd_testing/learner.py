@@ -25,6 +25,8 @@ from opd_trainer.learner.rank import LearnerRank
 from opd_trainer.learner.step import RankWork
 from opd_trainer.learner.work import split
 from opd_trainer.sample import Sample, TokenSet, VersionSpan
+from opd_trainer.teachers.selection import selected_tokens
+from opd_trainer.teachers.wire import ScoreAnswer
 
 DEADLINE = timedelta(seconds=120)
 #: Importing torch and transformers once is most of it.
@@ -32,7 +34,7 @@ RANKS_DEADLINE_SECONDS = 240.0
 VOCABULARY = 259
 
 
-def job(student: Path, run: Path, **sections: Any) -> TrainerConfig:
+def job(student: Path, run: Path, /, **sections: Any) -> TrainerConfig:
     """A trainer configuration for CPU tests; sections are merged one level deep over the defaults."""
     spec: dict[str, Any] = {
         "runtime": {"device": "cpu"},
@@ -112,17 +114,17 @@ def samples(
     return made
 
 
-def select_student_top(batch: list[Sample], teacher: Path) -> None:
-    """`selected` := the teacher's log-probabilities at the student's best tokens."""
+def select_like_a_server(batch: list[Sample], teacher: Path, selection: str) -> None:
+    """`selected` as the teachers' client builds it from a server's answers."""
     model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float64).eval()
     for sample in batch:
         assert sample.student_topk is not None
         assert sample.response_ids is not None
+        assert sample.selected is not None
         table = _table(model, sample.prompt_ids, sample.response_ids, np.random.default_rng(0), 1.0)
-        ids = sample.student_topk.ids
-        sample.selected = TokenSet(
-            ids, np.take_along_axis(table, ids, 1).astype(np.float32), np.ones(ids.shape, dtype=bool)
-        )
+        at_student = np.take_along_axis(table, sample.student_topk.ids, 1).astype(np.float32)
+        answer = ScoreAnswer(sample.teacher_logprobs, sample.selected, at_student)
+        sample.selected = selected_tokens(TokenSelection(selection), answer, sample.student_topk)
 
 
 def _table(model: Any, prompt: np.ndarray, response: np.ndarray, generator: Any, temperature: float) -> np.ndarray:
@@ -212,32 +214,14 @@ def _forked(program: bytes, rank: int, folder: Path) -> None:
     torch.save(value, folder / f"result-{rank}.pt")
 
 
-def reselected(batch: list[Sample], selection: TokenSelection, top_k: int) -> list[Sample]:
-    """Copies whose `selected` is another selection of the same token sets; union and intersection as the teachers build them."""
-    changed = []
-    for sample in batch:
-        assert sample.selected is not None
-        assert sample.student_topk is not None
-        teacher, student = _first(sample.selected, top_k), _first(sample.student_topk, top_k)
-        if selection is TokenSelection.TEACHER_TOPK:
-            changed.append(dataclasses.replace(sample, selected=teacher))
-            continue
-        same = student.ids[:, :, None] == teacher.ids[:, None, :]
-        # The teacher's value at the student's own tokens is made up; tests of `selected` from real scores are elsewhere.
-        at_student = np.where(same.any(2), np.max(np.where(same, teacher.logprobs[:, None, :], -np.inf), 2), -6.0)
-        union = selection is TokenSelection.UNION
-        valid = np.concatenate(
-            [
-                np.ones_like(same.any(2)) if union else same.any(2),
-                ~same.any(1) if union else np.zeros_like(same.any(1)),
-            ],
-            1,
-        )
-        logprobs = np.concatenate([at_student, teacher.logprobs], 1).astype(np.float32)
-        ids = np.concatenate([student.ids, teacher.ids], 1)
-        changed.append(dataclasses.replace(sample, selected=TokenSet(ids, logprobs, valid)))
-    return changed
+def with_first(batch: list[Sample], top_k: int) -> list[Sample]:
+    """Copies whose token sets have only the best `top_k`."""
+    return [
+        dataclasses.replace(s, selected=_first(s.selected, top_k), student_topk=_first(s.student_topk, top_k))
+        for s in batch
+    ]
 
 
-def _first(tokens: TokenSet, count: int) -> TokenSet:
+def _first(tokens: TokenSet | None, count: int) -> TokenSet:
+    assert tokens is not None
     return TokenSet(tokens.ids[:, :count], tokens.logprobs[:, :count], tokens.valid[:, :count])

@@ -100,7 +100,7 @@ def from_logits(logits: Tensor, batch: MicroBatch, request: HeadRequest) -> Head
     temperature = request.temperature
     if request.kind is HeadKind.SAMPLED:
         logprobs = core.gather_logprobs(logits, batch.labels.unsqueeze(1), temperature=temperature)[:, 0]
-        return HeadOutput(logprobs)
+        return HeadOutput(logprobs.clone())
     if request.kind is HeadKind.FULL:
         return _full(lambda part, z: z[part], (logits,), batch, request)
     sets, options = _sets(batch), request.distillation
@@ -162,7 +162,7 @@ def _surrogate(gathered: Tensor, batch: MicroBatch, request: HeadRequest) -> Hea
     with torch.no_grad():
         student_mass = torch.where(sets.valid, gathered[:, :-1].exp(), torch.zeros_like(inside)).sum(-1)
         teacher_mass = torch.where(sets.valid, sets.logprobs.exp(), torch.zeros_like(sets.logprobs)).sum(-1)
-    return HeadOutput(sampled, divergence, None, student_mass, teacher_mass)
+    return HeadOutput(sampled.clone(), divergence, None, student_mass, teacher_mass)
 
 
 def _full(

@@ -107,7 +107,8 @@ class Critic(nn.Module):
 
     def forward(self, batch: MicroBatch) -> Tensor:
         """[N]"""
-        return self.value(hidden_rows(self.model, batch))[:, 0]
+        # FSDP hangs its backward hook on the output, and asks for tensors that are no views.
+        return self.value(hidden_rows(self.model, batch))[:, 0].clone()
 
 
 def hidden_rows(backbone: nn.Module, batch: MicroBatch) -> Tensor:
