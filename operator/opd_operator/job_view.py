@@ -7,29 +7,40 @@ from typing import Any
 from pydantic import ValidationError
 
 from opd_api.rules import check_document
-from opd_api.v1alpha1 import OPDJobStatus
+from opd_api.rules.facts import CLAIM_ACCESS_MODE, claim_findings
+from opd_api.v1alpha1 import FindingStatus, OPDJob, OPDJobStatus
 from opd_operator.model import JobView, Manifest
 
 #: Bound of status.findings.
 MAX_FINDINGS = 16
 
 
-def job_view(raw: Manifest) -> JobView:
-    """Parse an OPDJob. A spec that breaks a rule is no exception here but a list of findings."""
+def job_view(raw: Manifest, claim_modes: tuple[str, ...] = ()) -> JobView:
+    """Parse an OPDJob. A spec that breaks a rule is no exception here but a list of findings. `claim_modes`: access modes of
+    its claim, known before it starts."""
     metadata = raw["metadata"]
     job, findings = check_document({key: raw[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in raw})
     raw_status: Manifest = raw.get("status") or {}
+    status = parse_status(raw_status)
+    found = [*(finding.to_status() for finding in findings), *_about_claim(job, status, claim_modes)]
     return JobView(
         name=metadata["name"],
         namespace=metadata["namespace"],
         uid=metadata["uid"],
         generation=int(metadata.get("generation", 1)),
         spec=job.spec if job else None,
-        status=parse_status(raw_status),
+        status=status,
         raw_status=raw_status,
-        findings=tuple(finding.to_status() for finding in findings[:MAX_FINDINGS]),
+        findings=tuple(found[:MAX_FINDINGS]),
         deleting=bool(metadata.get("deletionTimestamp")),
     )
+
+
+def _about_claim(job: OPDJob | None, status: OPDJobStatus, modes: tuple[str, ...]) -> list[FindingStatus]:
+    """What rule 21 says of the claim: before the start from its access modes, afterwards as it was said then."""
+    if status.start_time is not None:
+        return [finding for finding in status.findings if finding.code == CLAIM_ACCESS_MODE]
+    return [finding.to_status() for finding in claim_findings(job.spec, modes)] if job is not None else []
 
 
 def parse_status(raw: Manifest) -> OPDJobStatus:

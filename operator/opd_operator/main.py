@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from opd_operator.cache import Cache, JobKey
+from opd_operator.claims import ClaimReader
 from opd_operator.cluster import Cluster
 from opd_operator.events import EventReader
 from opd_operator.execute import Executor
@@ -51,6 +52,7 @@ class Operator:
             queue=self.queue,
             executor=Executor(cluster=cluster, cache=self.cache, recorder=self.recorder, metrics=metrics),
             events=EventReader(cluster),
+            claims=ClaimReader(cluster),
             recorder=self.recorder,
             metrics=metrics,
             settings=settings,

@@ -100,6 +100,8 @@ class Snapshot:
     ray_jobs: tuple[Manifest, ...] = ()
     ray_clusters: tuple[Manifest, ...] = ()
     config_maps: tuple[Manifest, ...] = ()
+    #: Access modes of the claim, of jobs that have not started.
+    claim_modes: tuple[str, ...] = ()
     network_policies: tuple[Manifest, ...] = ()
     #: core/v1 Events about the objects that `observe.event_subjects(snapshot)` names; fetched only when it names some.
     events: tuple[Manifest, ...] = ()

@@ -51,7 +51,7 @@ HOLDERS = frozenset({Role.TEACHER.value, Role.HEAD.value, Role.WORKER.value})
 
 def observe(snapshot: Snapshot, now: datetime, memory: Memory) -> Observation:
     """What is known of one job at one moment, with the updated memory."""
-    job = job_view(snapshot.job)
+    job = job_view(snapshot.job, claim_modes=snapshot.claim_modes)
     ours = _ours(snapshot, job)
     pods = _pods(snapshot, job)
     attempt = job.status.attempt or 1

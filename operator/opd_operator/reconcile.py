@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from opd_operator.cache import Cache, JobKey
+from opd_operator.claims import ClaimReader
 from opd_operator.errors import ApiError, NotLeader, Unreachable
 from opd_operator.events import EventReader
 from opd_operator.execute import Execution, Executor, Outcome
@@ -52,6 +53,7 @@ class Reconciler:
         queue: WorkQueue[JobKey],
         executor: Executor,
         events: EventReader,
+        claims: ClaimReader,
         recorder: Recorder,
         metrics: Metrics,
         settings: Settings,
@@ -62,6 +64,7 @@ class Reconciler:
         self._queue = queue
         self._executor = executor
         self._events = events
+        self._claims = claims
         self._recorder = recorder
         self._metrics = metrics
         self._settings = settings
@@ -93,6 +96,7 @@ class Reconciler:
             self._forget(key)
             return Execution(Outcome.GONE)
         uid = snapshot.job["metadata"]["uid"]
+        snapshot = await self._claims.complete(snapshot)
         snapshot = await self._events.complete(snapshot, terminating=self._is_terminating(key.namespace))
         observation = observe(snapshot, self._now(), self._memory(key, uid))
         observation = replace(observation, kuberay_missing=self._kuberay_missing())

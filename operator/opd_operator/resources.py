@@ -48,6 +48,7 @@ _PLURALS = {
     ("rbac.authorization.k8s.io/v1", "RoleBinding"): "rolebindings",
     ("v1", "ConfigMap"): "configmaps",
     ("v1", "Event"): "events",
+    ("v1", "PersistentVolumeClaim"): "persistentvolumeclaims",
     ("v1", "Pod"): "pods",
     ("v1", "Secret"): "secrets",
     ("v1", "Service"): "services",
@@ -65,6 +66,7 @@ OPDJOB = RESOURCES[OPDJOB_API_VERSION, OPDJOB_KIND]
 LEASE = RESOURCES["coordination.k8s.io/v1", "Lease"]
 EVENT = RESOURCES["events.k8s.io/v1", "Event"]
 CORE_EVENT = RESOURCES["v1", "Event"]
+CLAIM = RESOURCES["v1", "PersistentVolumeClaim"]
 
 #: What the cache holds of a job, by kind of the model.
 CHILDREN = MappingProxyType({kind: RESOURCES[API_VERSION_OF_KIND[kind], kind.value] for kind in Kind})
