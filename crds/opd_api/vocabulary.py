@@ -192,6 +192,7 @@ class Reason(Words):
     TEACHER_UNIFORM = "TeacherUniform", "a teacher gives every token the same probability"
     TEACHER_NOT_DETERMINISTIC = "TeacherNotDeterministic", "two scores of one sequence differ"
     TEACHER_TOPK_TOO_SMALL = "TeacherTopkTooSmall", "a teacher returns fewer than topK tokens"
+    RESPONSE_CAP_SHORT = "ResponseCapShort", "responses are cut before the teacher's usual length"
     CONTEXT_TOO_SHORT = "ContextTooShort", "a teacher refuses a sequence of full length"
     ENGINE_FAILED = "EngineFailed", "a rollout engine cannot be kept running"
     LEARNER_FAILED = "LearnerFailed", "a learner process died"

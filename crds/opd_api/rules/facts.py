@@ -1,18 +1,17 @@
 """Rules 11, 16, 17 and 21: what follows from files and objects that the spec only names.
 
-Tokenizers are compared by the input check (opd_trainer.preflight), which reads them. The functions here are for whoever has
-read a claim or a generation configuration.
+Rules 11, 16 and 17 are kept by the input check (opd_trainer.preflight), which reads tokenizers and generation configs; rule 21
+by the operator, which reads the claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from opd_api.rules.finding import Finding
 from opd_api.v1alpha1 import OPDJobSpec
 from opd_api.vocabulary import Reason, Severity
 
-RESPONSE_CAP_SHORT = "ResponseCapShort"
 CLAIM_ACCESS_MODE = "ClaimAccessMode"
 #: (number, code, level, summary) of the rules about facts, for the documentation.
 FACT_RULES = (
@@ -20,25 +19,9 @@ FACT_RULES = (
     (11, Reason.TOKENIZER_MISMATCH.value, "W", "only the padding differs"),
     (11, Reason.TOKENIZER_MISMATCH.value, "NotChecked", "a tokenizer cannot be read where the check runs"),
     (16, Reason.TOKENIZER_MISMATCH.value, "E", "the teachers of an ensemble have one tokenizer: the student's"),
-    (17, RESPONSE_CAP_SHORT, "W", "responses may be as long as the teacher's usual ones, where known"),
+    (17, Reason.RESPONSE_CAP_SHORT.value, "W", "responses may be as long as the teacher's usual ones, where known"),
     (21, CLAIM_ACCESS_MODE, "E or W", "the claim can be mounted by every pod"),
 )
-
-
-def response_cap_findings(spec: OPDJobSpec, usual_lengths: Mapping[str, int]) -> list[Finding]:
-    """`usual_lengths`: teacher -> tokens of its usual response, where known (max_new_tokens of its generation configuration)."""
-    cap = spec.rollout.max_response_tokens
-    return [
-        Finding(
-            RESPONSE_CAP_SHORT,
-            Severity.WARNING,
-            "spec.rollout.maxResponseTokens",
-            f"{cap} tokens are fewer than the {usual_lengths[teacher.name]} that {teacher.name} usually writes, so the student "
-            f"mostly learns beginnings. Write maxResponseTokens: {usual_lengths[teacher.name]}.",
-        )
-        for teacher in spec.teachers
-        if usual_lengths.get(teacher.name, 0) > cap
-    ]
 
 
 def claim_findings(spec: OPDJobSpec, access_modes: Sequence[str]) -> list[Finding]:

@@ -12,9 +12,10 @@ from opd_api.vocabulary import Reason
 from opd_trainer.errors import TrainerError
 from opd_trainer.preflight.models import Resolved, resolve_model, resolve_tokenizer
 from opd_trainer.preflight.prompts import check_data, check_evaluation, check_task
-from opd_trainer.preflight.report import Report, error, finish, not_checked, of_exception, read_config
+from opd_trainer.preflight.report import Found, Report, error, finish, not_checked, of_exception, read_config, warning
 from opd_trainer.preflight.storage import check_space, check_writable
 from opd_trainer.preflight.tokenizers import TokenizerFacts, compare, read_tokenizer
+from opd_trainer.teachers.facts import read_json
 
 STUDENT = "spec.student.model.source"
 
@@ -58,6 +59,8 @@ def _check_teacher(
     model = resolve_model(config, teacher.model, f"{path}.model.source", report) if teacher.model else None
     context = teacher.max_context_tokens or (model.context if model else None)
     _check_context(config, context, f"teacher {teacher.name}", path, report)
+    if model is not None:
+        report.add(response_cap(config, teacher.name, model.folder))
     if not config.preflight.check_tokenizer:
         return
     folder = model.folder if model else None
@@ -75,6 +78,19 @@ def _check_teacher(
         report.add(findings)
         if not findings:
             report.say(f"        ok  {path}: {len(facts.vocabulary)} tokens, the same as the student's")
+
+
+def response_cap(config: TrainerConfig, name: str, folder: Path) -> list[Found]:
+    """A warning when responses are cut before the length that the teacher's generation config asks for, where it does."""
+    usual = read_json(folder, "generation_config.json").get("max_new_tokens")
+    cap = config.rollout.max_response_tokens
+    if not isinstance(usual, int) or usual <= cap:
+        return []
+    message = (
+        f"{cap} tokens are fewer than the {usual} that {name} usually writes, so the student mostly learns beginnings."
+        f" Write maxResponseTokens: {usual}"
+    )
+    return [warning(Reason.RESPONSE_CAP_SHORT, "spec.rollout.maxResponseTokens", message)]
 
 
 def _check_context(config: TrainerConfig, context: int | None, who: str, path: str, report: Report) -> None:
