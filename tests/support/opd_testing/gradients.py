@@ -15,11 +15,11 @@ from opd_trainer.learner.packing import Layout
 from opd_trainer.learner.sharding import whole_tensors
 
 
-def write_models(folder: Path) -> dict[str, Path]:
+def write_models(folder: Path, *, layers: int = 2) -> dict[str, Path]:
     """A student and a teacher."""
     return {
-        "student": write_model(folder / "student", seed=1, family="qwen2"),
-        "teacher": write_model(folder / "teacher", seed=2, family="qwen2", scale=2.0),
+        "student": write_model(folder / "student", seed=1, family="qwen2", layers=layers),
+        "teacher": write_model(folder / "teacher", seed=2, family="qwen2", layers=layers, scale=2.0),
     }
 
 

@@ -144,7 +144,8 @@ class Generator:
         rows: list[Row] = []
         longest = 0
         with self._lock:
-            while self._waiting and len(rows) < room:
+            # Looked at under the lock: who asks after a load was asked for gets the new weights.
+            while self._waiting and len(rows) < room and self._load is None:
                 row, future = self._waiting[0]
                 longest = max(longest, len(row.prompt))
                 if rows and longest * (len(rows) + 1) > self._prefill_tokens:

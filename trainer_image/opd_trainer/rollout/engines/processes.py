@@ -15,6 +15,7 @@ from pathlib import Path
 
 STOP_SECONDS = 10.0
 TAIL_BYTES = 4096
+SUPERVISOR = Path(__file__).with_name("supervise.py")
 
 
 def start_ticks(pid: int) -> int | None:
@@ -46,7 +47,8 @@ class EngineProcess:
     def launch(cls, command: Sequence[str], env: Mapping[str, str], log: Path, record: Path) -> EngineProcess:
         """Start under a supervisor; output is appended to `log`. Call it from a thread that outlives the process."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        supervisor = [sys.executable, "-m", "opd_trainer.rollout.engines.supervise", "--parent", str(os.getpid()), "--"]
+        # By its path and not by its name: the package around it would be imported too, with torch.
+        supervisor = [sys.executable, str(SUPERVISOR), "--parent", str(os.getpid()), "--"]
         with log.open("ab") as output:
             start = output.tell()
             process = subprocess.Popen(

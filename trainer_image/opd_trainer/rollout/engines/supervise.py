@@ -1,4 +1,4 @@
-"""Runs one engine server so that nothing of it survives its owner: `python -m … --parent PID -- COMMAND…`.
+"""Runs one engine server so that nothing of it survives its owner: `python supervise.py --parent PID -- COMMAND…`.
 
 The supervisor leads a session of its own. It asks the kernel for a signal when its owner (the Ray actor) dies, adopts
 orphans of the server, and kills the whole process group when the server ends, when it is told to stop, or when the owner
