@@ -23,7 +23,7 @@ from opd_trainer.storage import RunDirectory
 
 def newest_checkpoint(directory: RunDirectory) -> tuple[Path, dict[str, Any]] | None:
     """The fakes' folders have no manifest; the newest of the highest attempt counts."""
-    folders = [path for path in directory.checkpoints.glob("step-*.a*")]
+    folders = list(directory.checkpoints.glob("step-*.a*"))
     if not folders:
         return None
 

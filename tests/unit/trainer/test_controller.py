@@ -599,3 +599,26 @@ def test_evaluation_runs_before_the_first_step_in_between_and_at_the_end(tmp_pat
         assert rig.controller.buffer.issued == 16, "held-out samples are outside the books"
 
     run_virtual(main())
+
+
+def test_drawing_the_report_does_not_hold_up_training(tmp_path: Path) -> None:
+    async def main() -> None:
+        written: list[str] = []
+
+        async def report(outcome: str, message: str) -> Path:
+            await asyncio.sleep(7.0)
+            written.append(outcome)
+            return tmp_path / "index.html"
+
+        config = config_for(tmp_path / "run", training={"steps": 6, "checkpoint": {"everySteps": 1}})
+        rig = Rig(tmp_path / "run", config=config, learner=FakeLearner(seconds=5.0), report=report)
+        finished: list[float] = []
+        rig.log.step = lambda *_: finished.append(asyncio.get_running_loop().time())  # type: ignore[method-assign]
+        final = await rig.controller.run()
+        assert finished == [5.0, 10.0, 15.0, 20.0, 25.0, 30.0]
+        assert written[0] == "Running"
+        assert written[-1] == "Succeeded"
+        assert final.result is not None
+        assert final.result.report == str(tmp_path / "index.html")
+
+    run_virtual(main())

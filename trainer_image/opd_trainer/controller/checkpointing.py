@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,7 +40,7 @@ class Checkpointer:
         snapshot: Callable[[], dict[str, Any]],
         every_steps: int,
         background: bool,
-        on_saved: Callable[[], Awaitable[None]],
+        on_saved: Callable[[], None],
     ) -> None:
         self._store = store
         self._learner = learner
@@ -84,7 +84,7 @@ class Checkpointer:
         self._state.last_checkpoint = CheckpointStatus(step=step, path=str(final))
         self._state.activity.add(await asyncio.to_thread(_bytes_below, final))
         logger.info("checkpoint of step %d: %s", step, final)
-        await self._on_saved()
+        self._on_saved()
 
 
 def _bytes_below(folder: Path) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,8 +39,9 @@ GRACE_RESERVE_SECONDS = 5.0
 SHUTDOWN_SECONDS = 60.0
 #: How long a failing run may try to save what it has.
 LAST_SAVE_SECONDS = 120.0
-#: The report of an unsuccessful end comes after the checkpoint and before the final document.
-LAST_REPORT_SECONDS = 3.0
+#: The report of an unsuccessful end comes after the checkpoint and before the final document, which somebody waits for
+#: when the run was asked to stop.
+LAST_REPORT_SECONDS = {Outcome.PREEMPTED: 3.0, Outcome.FAILED: 30.0}
 CONTROLLER_FORMAT = 1
 TOKENIZER_FINGERPRINT = "tokenizer"
 
@@ -70,7 +71,7 @@ class Parts:
     #: Written into checkpoints and compared at a resume.
     fingerprints: dict[str, str] = field(default_factory=dict)
     #: Writes summary and report for (outcome or Running, message); returns the report's path.
-    report: Callable[[str, str], Awaitable[Path | None]] | None = None
+    report: Callable[[str, str], Coroutine[Any, Any, Path | None]] | None = None
 
 
 class Controller:
@@ -104,6 +105,7 @@ class Controller:
             on_saved=self._report_running,
         )
         self._learner_started = False
+        self._reporting: asyncio.Task[Path | None] | None = None
         self._result: ResultStatus | None = None
         self.pumps: Pumps | None = None
 
@@ -274,11 +276,17 @@ class Controller:
         )
 
     async def _report(self, outcome: str, message: str) -> Path | None:
-        return await self._parts.report(outcome, message) if self._parts.report is not None else None
+        if self._parts.report is None:
+            return None
+        if self._reporting is not None:  # two at a time would write the same files
+            await asyncio.wait({self._reporting})
+        return await self._parts.report(outcome, message)
 
-    async def _report_running(self) -> None:
-        if self.state.phase is TrainerPhase.TRAINING:  # every ending writes its own report
-            await self._report("Running", "")
+    def _report_running(self) -> None:
+        """After a checkpoint, beside the training: drawing takes seconds. Every ending writes its own report."""
+        busy = self._reporting is not None and not self._reporting.done()
+        if self._parts.report is not None and self.state.phase is TrainerPhase.TRAINING and not busy:
+            self._reporting = asyncio.create_task(self._parts.report("Running", ""), name="report")
 
     # -- endings -----------------------------------------------------------------------------------------------------
 
@@ -304,7 +312,7 @@ class Controller:
         final = self._document(outcome, failure)
         if outcome is not Outcome.SUCCEEDED and final.reason != Reason.SUPERSEDED:
             try:
-                await asyncio.wait_for(self._report(outcome, final.message), LAST_REPORT_SECONDS)
+                await asyncio.wait_for(self._report(outcome, final.message), LAST_REPORT_SECONDS[outcome])
             except TimeoutError:
                 logger.warning("the report was not written in time")
         return final

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,7 +79,7 @@ def load_records(source: str, split: str) -> Sequence[dict[str, Any]]:
         raise data_error(reason, f"data.source {source} (split {split}) cannot be read: {error}") from error
     if len(rows) == 0:
         raise data_error(Reason.DATA_ERROR, f"data.source {source} has no rows")
-    return rows
+    return cast("Sequence[dict[str, Any]]", rows)
 
 
 def field_of(record: dict[str, Any], name: str) -> Any:
