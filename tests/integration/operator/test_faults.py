@@ -43,7 +43,7 @@ class Troubled(Cluster):
         raise ApiError(int(fault), "InternalError", "injected")
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)])
 async def test_a_job_ends_right_though_a_fifth_of_all_calls_fails(
     control_plane: Any, namespace: str, create_job: Any, player: Player, seed: int
 ) -> None:

@@ -16,7 +16,19 @@ def uids(children: list[Manifest]) -> dict[str, str]:
     return {child["metadata"]["name"]: child["metadata"]["uid"] for child in children}
 
 
-@pytest.mark.parametrize("phase", ["Checking", "StartingTeachers", "ProbingTeachers", "StartingStudent", "Training"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        pytest.param("Checking", marks=LONG),
+        "StartingTeachers",
+        pytest.param("ProbingTeachers", marks=LONG),
+        "StartingStudent",
+        pytest.param("Training", marks=LONG),
+    ],
+)
 async def test_a_killed_operator_makes_nothing_twice(
     start_operator: Any, create_job: Any, player: Player, phase: str
 ) -> None:
