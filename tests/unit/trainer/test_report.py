@@ -129,7 +129,8 @@ def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path) -> None:
     (tmp_path / "logs" / "samples.jsonl").unlink()
     text = Text(write_report(tmp_path).read_text(encoding="utf-8")).text
     assert "diagnostics.logResponses: true" in text
-    assert "training.evaluation" in text
+    assert "diagnostics.tokenStats: true" in text
+    assert "training.evaluation" in Text(render(data_with(1.0))).text
 
 
 def test_a_failed_run_says_why_at_the_top() -> None:
@@ -270,3 +271,23 @@ def test_opd_report_prints_the_path_and_refuses_other_folders(run: Path, tmp_pat
     done = CliRunner().invoke(app, ["report", str(run)])
     assert (done.exit_code, done.stdout.strip()) == (0, str(run / "report" / "index.html"))
     assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code == 1
+
+
+def test_a_summary_older_than_the_metrics_does_not_hide_the_last_steps(tmp_path: Path) -> None:
+    write_run(tmp_path, steps=4)
+    append(tmp_path, "metrics.jsonl", MetricsRecord(9, 1.9e9, 2, {"loss": 1.0}).to_json())
+    summary = read_run(tmp_path).summary
+    assert (summary.step, summary.updated) == (9, 1.9e9)
+
+
+def test_one_evaluation_says_that_a_second_is_awaited() -> None:
+    text = Text(render(data_with(1.0, held_out=(1.0,)))).text
+    assert "it takes two evaluations" in text
+
+
+def test_a_curve_that_is_zero_all_along_is_drawn_from_zero_to_one() -> None:
+    data = data_with()
+    data.steps = [MetricsRecord(step, 0.0, 1, {"staleness": 0.0}) for step in (1, 2, 3)]
+    (chart,) = charts(data)
+    assert "1.0" in chart.svg
+    assert "−0.0" not in chart.svg

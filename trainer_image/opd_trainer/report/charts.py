@@ -21,6 +21,8 @@ INK, FAINT = "#3d4451", "#d9dde4"
 #: Points of one curve; more do not show.
 POINTS = 600
 BARS = 60
+#: Order of the parts of a step, from the axis up.
+PHASES = ("rollout", "train", "publish", "checkpoint", "evaluate")
 STYLE = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -166,9 +168,15 @@ def _draw_plan(plan: Plan, data: RunData) -> str:
         _mark_attempts(axes, data)
         if plan.from_zero:
             low, high = axes.get_ylim()
-            axes.set_ylim(min(low, 0.0), max(high, 0.0))
+            # A curve that is zero all along lies on the axis of a chart up to one.
+            axes.set_ylim(*((0.0, 1.0) if _flat_zero(plan, data) else (min(low, 0.0), max(high, 0.0))))
         _legend(axes)
         return _svg(figure)
+
+
+def _flat_zero(plan: Plan, data: RunData) -> bool:
+    curves = [*(data.series(curve.metric)[1] for curve in plan.curves), *(_held_out(data, c)[1] for c in plan.curves)]
+    return not any(any(values) for values in curves)
 
 
 def _draw_curve(axes: Axes, data: RunData, curve: Curve, colour: str) -> None:
@@ -194,7 +202,9 @@ def _draw_curve(axes: Axes, data: RunData, curve: Curve, colour: str) -> None:
 
 
 def _time_split(data: RunData) -> Chart | None:
-    metrics = [name for name in data.metric_names() if name.startswith(names.SECONDS_PREFIX)]
+    recorded = [name for name in data.metric_names() if name.startswith(names.SECONDS_PREFIX)]
+    known = [f"{names.SECONDS_PREFIX}{phase}" for phase in PHASES]
+    metrics = [*(name for name in known if name in recorded), *(name for name in recorded if name not in known)]
     if not metrics:
         return None
     steps = [record.step for record in data.steps]
@@ -215,7 +225,7 @@ def _time_split(data: RunData) -> Chart | None:
 def _axes(unit: str) -> tuple[Figure, Axes]:
     # Fixed margins: a layout engine draws everything several times, and this runs beside a training.
     figure = Figure(figsize=(5.6, 2.7))
-    axes = figure.add_axes((0.105, 0.155, 0.885, 0.82))
+    axes = figure.add_axes((0.115, 0.155, 0.875, 0.82))
     axes.grid(axis="y", color=FAINT, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.set_xlabel("step")
@@ -243,7 +253,9 @@ def _legend(axes: Axes) -> None:
             framealpha=0.9,
             fontsize=8,
             labelcolor=INK,
-            ncols=min(4, len(labels)),
+            ncols=min(6, len(labels)),
+            columnspacing=1.2,
+            handlelength=1.4,
             loc="upper right",
         )
         low, high = axes.get_ylim()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from opd_trainer.report.records import (
 
 #: Bounds of what is kept: prompts shown before and after, samples in the table, rows of a breakdown.
 PAIRS = 8
-LATEST = 24
+LATEST = 16
 GROUPS = 32
 
 
@@ -125,6 +125,10 @@ def read_run(run_directory: Path) -> RunData:
         )
     data.steps = [steps[step] for step in sorted(steps)]
     data.evaluations = [evaluations[step] for step in sorted(evaluations)]
+    if data.steps and data.steps[-1].step > data.summary.step:  # the summary is as old as the last checkpoint
+        data.summary = replace(
+            data.summary, step=data.steps[-1].step, updated=max(data.steps[-1].time, data.summary.updated)
+        )
     _read_samples(logs / SAMPLES_FILE, data)
     return data
 
