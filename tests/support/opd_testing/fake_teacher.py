@@ -26,6 +26,8 @@ class FakeTeacher:
         self.behaviour: Behaviour | None = None
         self.bodies: list[dict[str, Any]] = []
         self.healthy = True
+        #: What /v1/models names; None answers 404, as a server without that endpoint.
+        self.served: str | None = None
         self.running = 0
         self.most_running = 0
         self._runner: web.AppRunner | None = None
@@ -40,6 +42,7 @@ class FakeTeacher:
         app = web.Application()
         app.router.add_post("/generate", self._generate)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -55,6 +58,11 @@ class FakeTeacher:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        if self.served is None:
+            return web.Response(status=404)
+        return web.json_response({"data": [{"id": self.served}]})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
