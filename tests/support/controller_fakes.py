@@ -164,6 +164,7 @@ class FakeLearner:
         self.seconds = seconds
         self.batches: list[list[Sample]] = []
         self.updates = 0
+        self.metrics: dict[str, float] = {}
         self.faults: Callable[[int], Exception | None] = lambda step: None
         self.stopped = False
 
@@ -180,7 +181,7 @@ class FakeLearner:
         self.batches.append(list(samples))
         self.updates += 1
         old = {s.sample_id: np.full(s.response_length, -0.25, dtype=np.float32) for s in samples}
-        return StepResult(metrics={"loss": 1.0 / self.updates}, old_logprobs=old)
+        return StepResult(metrics={"loss": 1.0 / self.updates, **self.metrics}, old_logprobs=old)
 
     async def publish(self, directory: Path) -> None:
         directory.mkdir(parents=True)

@@ -57,7 +57,25 @@ def batch_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
     reverse_kl = token_mean_reverse_kl(samples)
     if reverse_kl is not None:
         metrics["opd_reverse_kl"] = reverse_kl
+    overlap = set_overlap(samples)
+    if overlap is not None:
+        metrics["overlap"] = overlap
     return metrics
+
+
+def set_overlap(samples: Iterable[Sample]) -> float | None:
+    """Mean share of a position's K best tokens that student and teacher have in common; None where only one side's are known.
+
+    In a union the teacher's half is invalid where the student's has the token; of an intersection only the common ones are valid.
+    """
+    shares = []
+    for sample in samples:
+        student, chosen = sample.student_topk, sample.selected
+        if student is None or chosen is None or chosen.valid.shape[1] != 2 * student.ids.shape[1]:
+            continue
+        first, second = np.split(chosen.valid, 2, axis=1)
+        shares.append(1.0 - second.mean(axis=1) if second.any() else first.mean(axis=1))
+    return float(np.concatenate(shares).mean()) if shares else None
 
 
 def _oldest(sample: Sample) -> int:

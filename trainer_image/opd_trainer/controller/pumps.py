@@ -37,6 +37,25 @@ class StepLog(Protocol):
     def published(self, version: int) -> None: ...
 
 
+#: Engine and learner give the same token log-probabilities that differ by hundredths; by this much they are two models.
+MISMATCH_NATS = 1.0
+
+
+def _same_weights(metrics: dict[str, float]) -> None:
+    """A canary of every weight update: on samples of the current version, engine and learner must agree.
+
+    Raises TrainerError(Internal, EngineFailed).
+    """
+    gap = metrics.get("mismatch_abs", 0.0)
+    if metrics.get("staleness_max", 0.0) == 0 and gap > MISMATCH_NATS:
+        raise TrainerError(
+            FailureClass.INTERNAL,
+            Reason.ENGINE_FAILED,
+            f"log-probabilities of engine and learner differ by {gap:.2f} nats a token on samples of the current weights: "
+            "the engines do not serve what was published",
+        )
+
+
 class PhaseClock:
     """Seconds of a step by what the trainer waited for."""
 
@@ -216,6 +235,7 @@ class Pumps:
         if "opd_loss" in metrics:
             metrics["loss"] = metrics.pop("opd_loss")
         metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._clock.take().items()}
+        _same_weights(metrics)
         self._state.metrics = metrics
         self._log.step(self._state.step, metrics, samples, self._buffer.states())
         await self._evaluate()
