@@ -42,13 +42,15 @@ def last_teacher_ready(watcher: Watcher, seen: dict[str, str]) -> None:
 @pytest.mark.smoke
 @pytest.mark.timeout(1200)
 def test_a_job_ends_as_a_student_that_is_closer_to_its_teacher(submit: Submit, tiny_files: Path) -> None:
-    watcher = submit(tiny_job(training={"steps": 12}))
+    watcher = submit(tiny_job(training={"steps": 12, "learningRate": 0.01}))
     phases: list[str] = []
     ready: dict[str, str] = {}
+    created: set[str] = set()
     deadline = time.monotonic() + 2 * START_DEADLINE
 
     def ended() -> bool:
         last_teacher_ready(watcher, ready)
+        created.update(ray_job["metadata"]["creationTimestamp"] for ray_job in watcher.ray_jobs())
         phase = watcher.status().get("phase", "Pending")
         if phases[-1:] != [phase]:
             phases.append(phase)
@@ -59,9 +61,9 @@ def test_a_job_ends_as_a_student_that_is_closer_to_its_teacher(submit: Submit, t
     assert phases == [phase for phase in ORDER if phase in phases], f"phases out of order: {phases}"
     assert {"StartingTeachers", "Training"} <= set(phases)
 
-    (ray_job,) = watcher.ray_jobs()
     assert ready, "no teacher pod was ever seen ready"
-    assert moment(ray_job["metadata"]["creationTimestamp"]) >= max(map(moment, ready.values()))
+    assert len(created) == 1, "one attempt makes one RayJob"
+    assert moment(created.pop()) >= max(map(moment, ready.values()))
 
     status = watcher.status()
     assert status["stepProgress"] == "12/12"
@@ -84,7 +86,7 @@ def test_a_job_ends_as_a_student_that_is_closer_to_its_teacher(submit: Submit, t
     prompts = tiny_files / "prompts.jsonl"
     before = outside_kl(tiny_files / "student", tiny_files / "teacher", prompts)
     after = outside_kl(exported, tiny_files / "teacher", prompts)
-    assert after < 0.8 * before, f"reverse KL from outside: {before:.3f} before, {after:.3f} after"
+    assert after < 0.9 * before, f"reverse KL from outside: {before:.3f} before, {after:.3f} after"
 
 
 @pytest.mark.smoke
