@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from opd_testing import learner as testing
 from opd_testing.gradients import OBJECTIVES, PLAIN, compare, gradients, write_models
+from transformers import AutoModelForCausalLM
 
 from opd_trainer.learner.packing import Layout
+from opd_trainer.learner.rank import LearnerRank
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +50,64 @@ def test_ranks_without_a_sequence_make_empty_passes(models: dict[str, Path], tmp
     with testing.process_group():
         alone = run(0, 1)
     assert testing.on_two_ranks(lambda number: run(number, 2), tmp_path) == pytest.approx([alone, alone], rel=1e-5)
+
+
+def test_checkpoints_move_between_one_and_two_ranks_and_exports_agree(models: dict[str, Path], tmp_path: Path) -> None:
+    batch = testing.samples(6, teacher=models["teacher"], student=models["student"])
+    config = testing.job(models["student"], tmp_path, training={**PLAIN, "schedule": "linear", "updatesPerStep": 2})
+
+    def step(learner: LearnerRank, rank: int, ranks: int) -> dict[str, float]:
+        return learner.step(testing.work(config, batch, rank=rank, ranks=ranks)).metrics
+
+    with testing.process_group():
+        learner = testing.started(config)
+        step(learner, 0, 1)
+        learner.save(tmp_path / "one")
+        expected = step(learner, 0, 1)
+        learner.export(tmp_path / "export-one")
+
+    def two(rank: int) -> list[dict[str, float]]:
+        grown = testing.started(config, tmp_path / "one")
+        resumed = step(grown, rank, 2)
+        grown.export(tmp_path / "export-two")
+        fresh = testing.started(config)
+        step(fresh, rank, 2)
+        fresh.save(tmp_path / "two")
+        return [resumed]
+
+    results = testing.on_two_ranks(two, tmp_path / "ranks")
+    with testing.process_group():
+        shrunk = step(testing.started(config, tmp_path / "two"), 0, 1)
+    for found in (*results[0], *results[1], shrunk):
+        for name in ("opd_reverse_kl", "grad_norm", "learning_rate", "tokens"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-4), name
+    one = AutoModelForCausalLM.from_pretrained(tmp_path / "export-one").state_dict()
+    for name, value in AutoModelForCausalLM.from_pretrained(tmp_path / "export-two").state_dict().items():
+        torch.testing.assert_close(one[name], value, atol=1e-4, rtol=0)
+
+
+def test_two_ranks_share_adapters_and_an_in_process_teacher(models: dict[str, Path], tmp_path: Path) -> None:
+    """Adapters are those of rank 0; the sharded teacher says what the whole one says."""
+    batch = [
+        dataclasses.replace(sample, teacher_logprobs=None, selected=None)
+        for sample in testing.samples(5, teacher=models["teacher"], student=models["student"])
+    ]
+    config = testing.job(
+        models["student"],
+        tmp_path,
+        student={"model": {"source": str(models["student"]), "dtype": "fp32"}, "lora": {"rank": 4, "alpha": 8.0}},
+        teachers=[{"name": "teacher", "backend": "inprocess", "model": {"source": str(models["teacher"]), "dtype": "fp32"}}],
+        distillation={"signal": "loss", "tokenSelection": "full", "divergence": "jsd"},
+        training={**PLAIN, "maxTokensPerMicroBatch": 20},
+    )  # fmt: skip
+
+    def run(rank: int, ranks: int) -> dict[str, float]:
+        learner = testing.started(config)
+        learner.step(testing.work(config, batch, rank=rank, ranks=ranks))
+        return learner.step(testing.work(config, batch, rank=rank, ranks=ranks)).metrics
+
+    with testing.process_group():
+        alone = run(0, 1)
+    for found in testing.on_two_ranks(lambda rank: run(rank, 2), tmp_path / "ranks"):
+        for name in ("opd_loss", "grad_norm", "opd_reverse_kl"):
+            assert found[name] == pytest.approx(alone[name], rel=1e-3), name

@@ -78,7 +78,7 @@ POLICY: dict[str, Case] = {
 CRITIC: dict[str, Case] = {
     "model": ({"task": GAE, "training": SEVERAL}, {"source": "OTHER"}),
     "learning_rate": ({"task": GAE, "training": SEVERAL}, 0.5),
-    "clip": ({"task": {**GAE, "critic": {**GAE["critic"], "learningRate": 0.1}}, "training": SEVERAL}, 1e-4),
+    "clip": ({"task": {**GAE, "critic": {**GAE["critic"], "learningRate": 0.002}}, "training": SEVERAL}, 1e-4),
 }
 CORRECTION: dict[str, Case] = {
     "type": ({"training": {"rolloutCorrection": {"type": "none"}}}, "tis"),

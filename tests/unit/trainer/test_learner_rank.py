@@ -30,7 +30,7 @@ FAST: dict[str, Any] = {"steps": 20, "dtype": "fp32", "learningRate": 0.01}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_models(tmp_path_factory.mktemp("models"))
+    return write_models(tmp_path_factory.mktemp("models"), layers=1)
 
 
 @pytest.fixture(scope="module", autouse=True)
