@@ -132,7 +132,7 @@ class Reconciler:
                 done = await self.reconcile(key)
                 outcome = done.outcome
                 self._queue.forget(key)
-                self._tell(done)
+                self._tell(key, done)
             except NotLeader as error:
                 log.warning("pass given up", extra={"error": str(error)})
                 self._queue.add_after(key, NEWS_SECONDS)
@@ -144,9 +144,11 @@ class Reconciler:
                 log.exception("pass failed by a fault of ours", extra={"retrySeconds": round(delay, 1)})
         self._metrics.reconcile_seconds.labels(outcome=outcome.value).observe(time.perf_counter() - started)
 
-    def _tell(self, done: Execution) -> None:
+    def _tell(self, key: JobKey, done: Execution) -> None:
         if done.writes:
-            log.info("pass", extra={"outcome": done.outcome.value, "writes": done.writes})
+            job = self._cache.job(key) or {}
+            phase = (job.get("status") or {}).get("phase")
+            log.info("pass", extra={"outcome": done.outcome.value, "writes": done.writes, "phase": phase})
         for problem in done.problems:
             found = {"problem": problem.kind.value, "kind": problem.ref.kind, "object": problem.ref.name}
             log.warning("write refused", extra=found | {"why": problem.message})
