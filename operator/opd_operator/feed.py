@@ -307,7 +307,9 @@ class _KopfThread:
         settings.peering.standalone = True
         # Kinds that appear later are noticed by our own lists, which needs no right on CRDs and namespaces.
         settings.scanning.disabled = True
-        settings.watching.inactivity_timeout = 90.0
+        # Bookmarks come every minute: a connection that is silent for longer is dead, and is given up well before it counts
+        # as stale.
+        settings.watching.inactivity_timeout = min(90.0, self._settings.watch_stale_seconds / 2)
         settings.watching.chunk_size = 500
         settings.networking.request_timeout = self._settings.api_timeout_seconds
         settings.networking.error_backoffs = [1, 1, 2, 3, 5, 8]
