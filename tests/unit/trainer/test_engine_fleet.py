@@ -14,7 +14,7 @@ from opd_testing.fake_engine import FakeReplica
 from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.errors import Failure, SampleError, TrainerError
 from opd_trainer.rollout.engines import fleet as fleet_module
-from opd_trainer.rollout.engines.fleet import Fleet
+from opd_trainer.rollout.engines.fleet import MAX_CASUALTIES, Fleet
 from opd_trainer.rollout.engines.health import RESTART_BUDGET, Health
 
 BROKEN = Failure(FailureClass.INFRASTRUCTURE, Reason.ENGINE_FAILED, "no kernel image")
@@ -25,6 +25,7 @@ REFUSED = Failure(FailureClass.DATA, Reason.DATA_ERROR, "too long")
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet_module, "MONITOR_SECONDS", 0.01)
     monkeypatch.setattr(fleet_module, "RESTART_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(fleet_module, "RETRY_SECONDS", 0.001)
 
 
 class Made:
@@ -139,15 +140,42 @@ async def test_a_load_that_fails_or_lies_replaces_the_engine() -> None:
             assert [await ask(fleet, group) for group in range(6)] == [1] * 6
 
 
-async def test_an_engine_that_answers_probes_but_no_requests_is_replaced() -> None:
+async def test_an_engine_that_answers_probes_but_no_requests_is_replaced_and_the_request_survives() -> None:
     made = Made()
     async with fleet_of(1, made) as fleet:
         made.replicas[0].failures = [BROKEN] * 100
-        with pytest.raises(SampleError, match="no kernel image"):
-            await ask(fleet)
         async with asyncio.timeout(10):
             assert await ask(fleet) == 0
         assert len(made.replicas) == 2
+
+
+async def test_a_request_that_breaks_engine_after_engine_fails_alone() -> None:
+    made = Made()
+    made.prepare = lambda replica: replica.failures.extend([BROKEN] * 3)
+    async with fleet_of(1, made) as fleet:
+        with pytest.raises(SampleError, match="no kernel image"):
+            async with asyncio.timeout(10):
+                await ask(fleet)
+        assert len(made.replicas) == MAX_CASUALTIES
+
+
+async def test_a_request_that_fails_while_others_succeed_is_given_up() -> None:
+    made = Made()
+    async with fleet_of(1, made) as fleet:
+        replica = made.replicas[0]
+        replica.failures = [BROKEN] * 100
+        monitor = asyncio.create_task(_successes(fleet))
+        with pytest.raises(SampleError):
+            async with asyncio.timeout(10):
+                await ask(fleet)
+        monitor.cancel()
+        assert len(made.replicas) == 1
+
+
+async def _successes(fleet: Fleet) -> None:
+    while True:
+        fleet._slots[0].health = fleet._slots[0].health.request_passed()
+        await asyncio.sleep(0)
 
 
 async def test_failed_probes_replace_an_engine_whose_process_lives() -> None:

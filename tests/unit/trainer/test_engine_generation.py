@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -183,6 +184,27 @@ def test_a_failed_forward_leaves_nobody_waiting(engine: Engine, monkeypatch: pyt
     assert not engine.generator.alive
     with pytest.raises(RuntimeError):
         engine.submit([5, 6], 10)
+
+
+def test_a_step_that_hangs_is_seen_from_outside(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine.generator.stalled_seconds() == 0.0
+    entered, release = threading.Event(), threading.Event()
+
+    def hang(_: object) -> None:
+        entered.set()
+        release.wait(60)
+
+    monkeypatch.setattr(engine.generator._decoder, "step", hang)
+    future = engine.submit([5, 6], 3)
+    assert entered.wait(60)
+    deadline = time.monotonic() + 60
+    while engine.generator.stalled_seconds() < 0.2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    monkeypatch.undo()
+    release.set()
+    future.result(60)
+    assert engine.generator.stalled_seconds() == 0.0
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -19,6 +19,7 @@ import orjson
 import torch
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from transformers.utils.logging import disable_progress_bar
 
 from opd_api.vocabulary import ExitCode, Port
 from opd_trainer.teachers.batching import Batcher, QueueFullError
@@ -225,6 +226,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 def build_server(args: argparse.Namespace) -> TeacherServer:
     """Load the model. Raises OSError when it cannot be read."""
+    disable_progress_bar()
     if args.threads:
         torch.set_num_threads(args.threads)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device

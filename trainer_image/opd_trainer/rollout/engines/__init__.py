@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from opd_api.trainer_config import TrainerConfig
 from opd_api.v1alpha1 import Device, RolloutEngine
 from opd_trainer.rollout.engines.fleet import Fleet
 from opd_trainer.rollout.engines.replica import ReplicaHandle, ReplicaSettings
 from opd_trainer.rollout.engines.sampling import SamplingSettings
-
-if TYPE_CHECKING:
-    from ray.util.placement_group import PlacementGroup
 
 #: Requests that are useful in flight at one replica.
 MAX_BATCH = {
@@ -46,8 +42,8 @@ def replica_settings(config: TrainerConfig, index: int) -> ReplicaSettings:
     )
 
 
-def create_engine(config: TrainerConfig, *, placement: PlacementGroup | None = None, first_bundle: int = 0) -> Fleet:
-    """The fleet of a run. Ray must be initialised. With a placement group, replica i takes bundle `first_bundle` + i."""
+def create_engine(config: TrainerConfig) -> Fleet:
+    """The fleet of a run. Ray must be initialised when it starts."""
     from opd_trainer.rollout.engines import actors
 
     tensor_parallel_size = config.rollout.tensor_parallel_size
@@ -57,8 +53,6 @@ def create_engine(config: TrainerConfig, *, placement: PlacementGroup | None = N
             config.rollout.engine,
             replica_settings(config, index),
             accelerators=config.accelerators,
-            placement=placement,
-            bundle=first_bundle + index if placement is not None else -1,
         )
 
     return Fleet(

@@ -11,8 +11,6 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
-from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from opd_api.v1alpha1 import RolloutEngine
 from opd_trainer.errors import Failure
@@ -28,7 +26,7 @@ Result = TypeVar("Result")
 
 
 def replica_resources(*, accelerators: bool, tensor_parallel_size: int) -> dict[str, float]:
-    """What one replica asks Ray for; also the bundle of a placement group."""
+    """What one replica asks Ray for."""
     if accelerators:
         return {"GPU": float(tensor_parallel_size)}
     return {"CPU": CPU_SHARE}
@@ -54,8 +52,6 @@ class RayReplica:
         settings: ReplicaSettings,
         *,
         accelerators: bool,
-        placement: PlacementGroup | None = None,
-        bundle: int = -1,
     ) -> None:
         resources = replica_resources(accelerators=accelerators, tensor_parallel_size=settings.tensor_parallel_size)
         options: dict[str, Any] = {
@@ -64,8 +60,6 @@ class RayReplica:
             "max_concurrency": MAX_CONCURRENCY,
             "max_restarts": 0,
         }
-        if placement is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(placement, bundle)
         self._actor = ray.remote(replica_class(engine)).options(**options).remote(settings)
 
     @staticmethod

@@ -27,8 +27,11 @@ MONITOR_SECONDS = 2.0
 PROBE_SECONDS = 30.0
 STOP_SECONDS = 20.0
 RESTART_BACKOFF_SECONDS = 2.0
-#: Engine failures under one request before it is taken for the one that kills engines.
+#: Engines that one request may see fail before it is taken for the one that kills them, and its tries in all.
 MAX_CASUALTIES = 3
+MAX_TRIES = 12
+#: Pause before the same request goes out again: a server that is dying refuses at once, its end shows a moment later.
+RETRY_SECONDS = 0.5
 #: A group leaves its replica when that one has this many times the mean of running requests.
 OVERLOAD = 1.5
 
@@ -128,8 +131,9 @@ class Fleet:
         self, prompt_ids: NDArray[np.int32], *, group_id: int, max_tokens: int, top_k: int = 0
     ) -> GenerateResult:
         """One response. Raises SampleError for DATA faults and TrainerError when the fleet is broken."""
-        casualties = 0
-        while True:
+        casualties: list[ReplicaHandle] = []
+        failure = Failure(FailureClass.INFRASTRUCTURE, Reason.ENGINE_FAILED, "")
+        for _ in range(MAX_TRIES):
             slot = await self._pick(group_id)
             handle = slot.handle
             slot.running += 1
@@ -145,10 +149,14 @@ class Fleet:
                 return outcome
             if outcome.failure_class is FailureClass.DATA:
                 raise SampleError(outcome)
-            casualties += 1
+            failure = outcome
+            if not any(handle is casualty for casualty in casualties):
+                casualties.append(handle)
             self._request_failed(slot, handle, outcome)
-            if casualties >= MAX_CASUALTIES:
-                raise SampleError(outcome)
+            if len(casualties) >= MAX_CASUALTIES:
+                break
+            await asyncio.sleep(RETRY_SECONDS)
+        raise SampleError(failure)
 
     def _request_failed(self, slot: Slot, handle: ReplicaHandle, failure: Failure) -> None:
         if slot.handle is not handle:

@@ -54,6 +54,7 @@ class Generator:
         self._stopping = False
         self._lock = threading.Condition()
         self._failure: BaseException | None = None
+        self._progress = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="generator", daemon=True)
         self._thread.start()
 
@@ -80,6 +81,12 @@ class Generator:
         """False when the thread ended."""
         return self._thread.is_alive()
 
+    def stalled_seconds(self) -> float:
+        """How long requests have waited without a step; 0 when there is nothing to do."""
+        if not self._running and not self._waiting:
+            return 0.0
+        return time.monotonic() - self._progress
+
     def stop(self) -> None:
         """End the thread; what runs is aborted."""
         with self._lock:
@@ -103,6 +110,7 @@ class Generator:
         """Change weights if asked to, let requests in, then a few steps."""
         if batch is None:
             self._wait_for_work()
+        self._progress = time.monotonic()
         if self._load is not None and self._load.abort:
             self._abort(batch)
             batch = None
@@ -114,6 +122,7 @@ class Generator:
             if batch is None or self._stopping or (self._load is not None and self._load.abort):
                 break
             self._decoder.step(batch)
+            self._progress = time.monotonic()
             batch = self._release(batch)
         return batch
 

@@ -36,6 +36,8 @@ POLL_SECONDS = 0.5
 HEALTH_SECONDS = 25.0
 CONTROL_SECONDS = 120.0
 LOAD_SECONDS = 1200.0
+#: Without an answer to any request for this long, the probe asks for a token instead of a sign of life.
+QUIET_SECONDS = 60.0
 IN_USE = ("address already in use", "EADDRINUSE", "Errno 98")
 
 
@@ -62,6 +64,8 @@ class SglangReplica:
         self._vocabulary = 0
         self._open = asyncio.Event()
         self._running = 0
+        self._closed = False
+        self._last_answer = time.monotonic()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -148,6 +152,10 @@ class SglangReplica:
         body = generate_body(self._settings, prompt_ids, max_tokens, top_k, self._end_ids)
         while not self._open.is_set():
             await self._open.wait()
+        if self._closed:
+            return _failure("the engine is stopped")
+        if not self._running:
+            self._last_answer = time.monotonic()
         self._running += 1
         self._idle.clear()
         try:
@@ -157,6 +165,7 @@ class SglangReplica:
             return _failure(f"the request broke: {error}")
         finally:
             self._running -= 1
+            self._last_answer = time.monotonic()
             if not self._running:
                 self._idle.set()
         if status in (400, 413, 422):
@@ -208,11 +217,14 @@ class SglangReplica:
             return ReplicaStatus(False, None, f"the server has ended: {text}")
         if not self._open.is_set():
             return ReplicaStatus(True, self._version)
+        # A wedged scheduler still answers /health; /health_generate waits for any token of it.
+        quiet = self._running > 0 and time.monotonic() - self._last_answer > QUIET_SECONDS
+        path = "/health_generate" if quiet else "/health"
         try:
-            status, _ = await self._request("GET", "/health", seconds=HEALTH_SECONDS)
+            status, _ = await self._request("GET", path, seconds=HEALTH_SECONDS)
         except ControlError as error:
             return ReplicaStatus(True, self._version, str(error), answers=False)
-        return ReplicaStatus(True, self._version, f"/health answers {status}", answers=status == 200)
+        return ReplicaStatus(True, self._version, f"{path} answers {status}", answers=status == 200)
 
     async def _end(self) -> None:
         if self._process is not None:
@@ -223,7 +235,9 @@ class SglangReplica:
             self._hold = None
 
     async def stop(self) -> None:
-        """End the server and everything it started."""
+        """End the server and everything it started; whoever waits at the door is told."""
+        self._closed = True
+        self._open.set()
         if self._session is not None:
             await self._session.close()
             self._session = None

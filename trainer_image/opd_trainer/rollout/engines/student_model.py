@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.utils.logging import disable_progress_bar
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +18,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def load_student(folder: Path, *, dtype: str, device: str, trust_remote_code: bool) -> Any:
     """The model in evaluation mode. Raises OSError when the folder cannot be read."""
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[dtype], trust_remote_code=trust_remote_code)
     return model.to(device).eval().requires_grad_(False)
 

@@ -22,6 +22,9 @@ from opd_trainer.rollout.engines.student_model import end_tokens, load_student, 
 
 log = logging.getLogger(__name__)
 
+#: One step or one prefill that takes longer than this is taken for a hang.
+STALLED_SECONDS = 300.0
+
 
 def _failure(message: str, failure_class: FailureClass = FailureClass.INFRASTRUCTURE) -> Failure:
     return Failure(failure_class, Reason.ENGINE_FAILED, message)
@@ -96,7 +99,9 @@ class TransformersReplica:
         """Alive while the generator's thread is."""
         if self._generator is None or not self._generator.alive:
             return ReplicaStatus(False, None, "the generator's thread has ended")
-        return ReplicaStatus(True, self._generator.version)
+        stalled = self._generator.stalled_seconds()
+        message = f"no token for {stalled:.0f} s" if stalled > STALLED_SECONDS else ""
+        return ReplicaStatus(True, self._generator.version, message, answers=not message)
 
     async def stop(self) -> None:
         """End the thread."""
