@@ -10,6 +10,7 @@ from strategies import KINDS, TAILS, Problem, problems, quick
 from torch import Tensor
 
 from opd_trainer import core
+from opd_trainer.core import _rows
 
 ROWS, VOCABULARY, SET, HIDDEN = 5, 9, 3, 4
 
@@ -119,6 +120,29 @@ def test_the_chunk_size_changes_nothing(problem: Problem, chunk: int, kind: str,
         torch.testing.assert_close(chunked, whole, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("columns", [1, 2, 4])
+@pytest.mark.parametrize("tail", TAILS)
+def test_the_tiles_of_the_fused_head_change_nothing(columns: int, tail: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile of two rows and so many tokens: maxima, masses and the set lie in different tiles."""
+    x = _inputs()
+
+    def run() -> list[Tensor]:
+        leaves = [(4 * x[name].detach()).requires_grad_() for name in ("hidden", "weight")]
+        result = core.linear_topk_divergence(
+            *leaves, x["ids"], x["teacher"], "reverse_kl", tail=tail, labels=x["labels"], valid=x["valid"], chunk_rows=2
+        )
+        gathered = core.linear_gather_logprobs(*leaves, x["ids"], chunk_rows=2, temperature=0.6)
+        gradients = torch.autograd.grad(
+            (result.divergence + 2 * result.sampled_logprobs).sum() + gathered.sum(), leaves
+        )
+        return [*(value.detach() for value in result), gathered.detach(), *gradients]
+
+    whole = run()
+    monkeypatch.setattr(_rows, "_CPU_HEAD_BYTES", columns * 2 * 8)
+    for tiled, expected in zip(run(), whole, strict=True):
+        torch.testing.assert_close(tiled, expected, rtol=1e-9, atol=1e-9)
+
+
 @quick
 @given(problems())
 def test_masses_entropy_and_sampled_logprobs_are_those_of_the_softmax(problem: Problem) -> None:
@@ -215,6 +239,17 @@ def test_the_compiler_takes_the_whole_loss_as_one_graph() -> None:
             expected = [value.detach(), *gradients]
     for ours, theirs in zip([value.detach(), *gradients], expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("bad", [-1, VOCABULARY])
+def test_ids_outside_the_vocabulary_are_refused(bad: int) -> None:
+    x = _inputs()
+    ids = x["ids"].clone()
+    ids[1, 2] = bad
+    with pytest.raises(IndexError, match=r"\[0, 9\)"):
+        core.gather_logprobs(x["logits"], ids)
+    with pytest.raises(IndexError, match=r"\[0, 9\)"):
+        core.linear_topk_divergence(x["hidden"], x["weight"], ids, x["teacher"], "jsd")
 
 
 @pytest.mark.parametrize(
