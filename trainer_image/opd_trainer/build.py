@@ -69,8 +69,6 @@ async def build_parts(
             f"training.weightSync {config.training.weight_sync} is not there yet; write disk",
         )
     await asyncio.to_thread(directory.create)
-    # Ray starts while the tokenizer and the prompts load; bad data is reported all the same as soon as it is seen.
-    ray_ready = asyncio.create_task(asyncio.to_thread(start_ray, config), name="ray")
     tokenizer = await asyncio.to_thread(load_tokenizer, config)
     stream, total_steps = await asyncio.to_thread(_open_stream, config, tokenizer)
     held_out = await asyncio.to_thread(_held_out_prompts, config, tokenizer)
@@ -80,7 +78,8 @@ async def build_parts(
         directory.root, config.run.attempt, keep_last=checkpoint.keep_last, keep_every_steps=checkpoint.keep_every_steps
     )
     found = await asyncio.to_thread(store.resume, checkpoint.resume)
-    await ray_ready
+    # Not beside the imports above: a node of Ray whose agents need more than 15 s to start gives up.
+    await asyncio.to_thread(start_ray, config)
     log = RunLog(
         config,
         directory,

@@ -16,8 +16,8 @@ from opd_trainer.process_tree import descendants
 
 logger = logging.getLogger(__name__)
 RAY_NAMESPACE = "opd"
-#: Ray gives a node half a minute to come up, whatever the machine is busy with.
-START_TRIES = 3
+#: Ray gives a node half a minute to come up and its agents 15 s, whatever the machine is busy with.
+START_TRIES = 5
 RESOURCE_SECONDS = 900.0
 POLL_SECONDS = 2.0
 #: CPU slots of a local Ray beside the actors: its own helpers.
