@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from opd_trainer.rollout.engines.sglang_command import (
     parse_generation,
     server_environment,
 )
+from opd_trainer.rollout.engines.sglang_engine import SglangReplica
 from opd_trainer.sample import VersionSpan
 
 
@@ -70,6 +72,12 @@ def test_every_end_token_is_named_in_the_request(tmp_path: Path) -> None:
     sampling = body["sampling_params"]
     assert sampling["stop_token_ids"] == [1, 7]
     assert (sampling["max_new_tokens"], sampling["temperature"], body["top_logprobs_num"]) == (9, 0.7, 2)
+
+
+def test_an_attempt_looks_for_what_the_attempt_before_it_left(tmp_path: Path) -> None:
+    first = settings(tmp_path)
+    second = replace(first, log_directory=first.log_directory.with_name("attempt-2"))
+    assert SglangReplica(first)._record == SglangReplica(second)._record
 
 
 def answer(**more: Any) -> dict[str, Any]:

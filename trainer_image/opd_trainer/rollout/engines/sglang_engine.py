@@ -54,7 +54,8 @@ class SglangReplica:
 
     def __init__(self, settings: ReplicaSettings) -> None:
         self._settings = settings
-        self._record = settings.log_directory / f"engine-{settings.index}.pid"
+        # Beside the attempts' folders, so that the next attempt finds what this one may leave.
+        self._record = settings.log_directory.parent / f"engine-{settings.index}.pid"
         self._process: EngineProcess | None = None
         self._hold: PortHold | None = None
         self._session: aiohttp.ClientSession | None = None
