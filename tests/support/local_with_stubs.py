@@ -1,6 +1,6 @@
 """`opd-trainer local` whose children are stubs: `local_with_stubs.py FILE DATA`, and `local_with_stubs.py WORD ...` for a child.
 
-Environment: STUB_CHECK_CODE, STUB_TEACHER (ok | dead | deaf), STUB_RUN_SECONDS, STUB_IGNORE_SIGTERM. Every child appends a
+Environment: STUB_CHECK_CODE, STUB_TEACHER (ok | dead | deaf | taken), STUB_RUN_SECONDS, STUB_IGNORE_SIGTERM. Every child appends a
 line to $STUB_JOURNAL.
 """
 
@@ -55,6 +55,8 @@ class Health(BaseHTTPRequestHandler):
 def serve(arguments: argparse.Namespace) -> int:
     note("teacher")
     behaviour = os.environ.get("STUB_TEACHER", "ok")
+    if behaviour == "taken" and len(Path(os.environ["STUB_JOURNAL"]).read_text().splitlines()) == 2:
+        return 75  # the first of them finds its port taken
     if behaviour == "dead":
         print("CUDA out of memory", flush=True)
         return 3

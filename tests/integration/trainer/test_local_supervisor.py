@@ -132,6 +132,14 @@ def test_a_teacher_that_dies_ends_the_run_with_its_last_words(local: Local) -> N
     assert "controller" not in local.texts()
 
 
+def test_a_port_that_was_taken_in_the_last_moment_is_exchanged(local: Local) -> None:
+    local.spec["teachers"][0]["replicas"] = 1
+    local.start(STUB_TEACHER="taken")
+    code, output = local.end()
+    assert code == ExitCode.OK, output
+    assert local.texts()[:4] == ["check", "teacher", "teacher", "probe"]
+
+
 def test_a_teacher_that_never_answers_meets_its_deadline(local: Local) -> None:
     local.spec["lifecycle"]["teacherReadyDeadlineSeconds"] = 2
     local.start(STUB_TEACHER="deaf")

@@ -6,7 +6,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +175,13 @@ def teacher_process(
     assert teacher.model is not None
     build = _sglang if teacher.backend is TeacherBackend.SGLANG else _transformers
     return build(teacher, replica, port, device, api_key, keys)
+
+
+def on_port(process: TeacherProcess, port: int) -> TeacherProcess:
+    """The same replica on another port."""
+    command = list(process.command)
+    command[command.index("--port") + 1] = str(port)
+    return replace(process, port=port, command=tuple(command))
 
 
 def _transformers(

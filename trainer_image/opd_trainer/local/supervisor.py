@@ -28,6 +28,7 @@ from opd_trainer.local.plan import (
     LocalJob,
     TeacherProcess,
     config_error,
+    on_port,
     plan,
     teacher_process,
 )
@@ -42,7 +43,8 @@ TEACHER_STOP_SECONDS = 10.0
 STOP_RESERVE_SECONDS = 30.0
 CHECK_SECONDS = 1800.0
 PROBE_SECONDS = 600.0
-START_TRIES = 3
+#: Ports that other programs may take between the choice and the start.
+PORT_RACES = 3
 
 
 class Interrupted(Exception):
@@ -61,6 +63,7 @@ class Supervisor:
         self._teachers: list[tuple[TeacherProcess, Child]] = []
         self._controller: Child | None = None
         self._interrupts = 0
+        self._port_races = 0
 
     # -- signals -----------------------------------------------------------------------------------------------------
 
@@ -158,20 +161,29 @@ class Supervisor:
         deadline = self._job.spec.lifecycle.teacher_ready_deadline_seconds
         waiting = {process.name for process, _ in self._teachers}
         while waiting:
-            for process, child in self._teachers:
-                if process.name in waiting and self._ready(process):
+            for index, (process, child) in enumerate(self._teachers):
+                if process.name not in waiting:
+                    continue
+                if self._ready(process):
                     waiting.discard(process.name)
                     self._view.say(f"teacher {process.name} answers after {time.monotonic() - started:.0f} s")
-                elif process.name in waiting:
-                    self._must_live(process, child)
-                    if time.monotonic() - started > min(deadline, process.startup_seconds):
-                        raise self._teacher_error(process, child, "does not answer in time")
+                    continue
+                self._must_live(index)
+                if time.monotonic() - started > min(deadline, process.startup_seconds):
+                    raise self._teacher_error(process, child, "does not answer in time")
             if waiting:
                 self._pause()
 
-    def _must_live(self, process: TeacherProcess, child: Child) -> None:
+    def _must_live(self, index: int) -> None:
+        """A server that lost the race for its port gets another one; any other end ends the run."""
+        process, child = self._teachers[index]
         code = child.returncode()
-        if code is not None:
+        if code == ExitCode.INFRASTRUCTURE and self._port_races < PORT_RACES:
+            self._port_races += 1
+            (port,) = processes.free_ports(1)
+            moved = on_port(process, port)
+            self._teachers[index] = (moved, self._start_teacher(moved))
+        elif code is not None:
             raise self._teacher_error(process, child, f"ended with exit code {code}")
 
     @staticmethod
