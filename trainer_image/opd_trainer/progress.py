@@ -119,7 +119,11 @@ class Heartbeat:
         """Until cancelled."""
         while True:
             self._state.phase_changed.clear()
-            await self.beat()
+            try:
+                await self.beat()
+            except Exception:  # a document that cannot be built must not silence all later ones
+                self._failures += 1
+                logger.exception("no heartbeat could be made")
             retry = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2**self._failures) if self._failures else None
             try:
                 await asyncio.wait_for(self._state.phase_changed.wait(), retry or self._seconds)

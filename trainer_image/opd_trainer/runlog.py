@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 #: Data sources and teachers that get a curve of their own.
 BREAKDOWNS = 16
 REVERSE_KL = "opd_reverse_kl"
+#: Sample failures of one kind that are logged: the first ones, then one in a hundred.
+FAILURES_TOLD = 5
+FAILURES_BETWEEN = 100
 
 
 class RunLog(LiveObserver):
@@ -73,6 +76,10 @@ class RunLog(LiveObserver):
         super().failed(sample, failure)
         key = (failure.failure_class.value, failure.reason.value)
         self._failures[key] += 1
+        if self._failures[key] <= FAILURES_TOLD or self._failures[key] % FAILURES_BETWEEN == 0:
+            logger.warning(
+                "sample %d failed (%s/%s, %d so far): %s", sample.sample_id, *key, self._failures[key], failure.message
+            )
         self._last_failure[key] = (time.time(), failure.message)
 
     def published(self, version: int) -> None:

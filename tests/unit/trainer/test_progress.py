@@ -171,3 +171,22 @@ async def test_in_a_pod_the_sink_finds_the_api_server(tmp_path: Path, monkeypatc
     assert created["url"] == f"https://[fd00::1]:6443{PATH}"
     assert created["token_file"].name == "token"
     assert created["ca_file"].name == "ca.crt"
+
+
+async def test_a_document_that_cannot_be_built_does_not_end_the_heartbeats(
+    api: tuple[ApiServer, ConfigMapSink],
+) -> None:
+    server, sink = api
+    state = RunState(attempt=1)
+    tries: list[int] = []
+
+    def document(sequence: int) -> ProgressDocument:
+        tries.append(sequence)
+        if len(tries) == 1:
+            raise ValueError("a metric with an impossible name")
+        return ProgressDocument(attempt=1, sequence=sequence, phase=state.phase)
+
+    task = asyncio.create_task(Heartbeat(sink, state, document).run())
+    await asyncio.wait_for(server.received.wait(), 20)
+    assert server.document("progress")["sequence"] == 2
+    task.cancel()
