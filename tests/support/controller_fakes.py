@@ -69,6 +69,7 @@ class FakeEngine:
         self.concurrency = concurrency
         self.version = -1
         self.calls = 0
+        self.top_k = -1
         self.in_flight = 0
         self.most_in_flight = 0
         self.updates: list[int] = []
@@ -90,6 +91,7 @@ class FakeEngine:
         self, prompt_ids: NDArray[np.int32], *, group_id: int, max_tokens: int, top_k: int = 0
     ) -> GenerateResult:
         call, self.calls = self.calls, self.calls + 1
+        self.top_k = top_k
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         version, length, reason = self.version, min(self.length, max_tokens), "stop"

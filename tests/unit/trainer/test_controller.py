@@ -655,3 +655,30 @@ def test_engines_that_serve_other_weights_than_the_learner_s_end_the_run(tmp_pat
         assert "differ by 3.00 nats" in final.message
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("sections", "top_k"),
+    [
+        ({}, 0),
+        ({"diagnostics": {"topkStats": True, "topkStatsK": 6}}, 6),
+        ({"distillation": {"signal": "loss", "tokenSelection": "student_topk", "topK": 4}}, 4),
+        (
+            {
+                "distillation": {"signal": "loss", "tokenSelection": "student_topk", "topK": 4},
+                "diagnostics": {"topkStats": True, "topkStatsK": 6},
+            },
+            4,
+        ),
+        ({"distillation": {"signal": "loss", "tokenSelection": "teacher_topk", "topK": 4}}, 0),
+    ],
+)
+def test_the_engine_returns_as_many_tokens_as_selection_or_diagnostics_need(
+    tmp_path: Path, sections: dict[str, Any], top_k: int
+) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path / "run", config=config_for(tmp_path / "run", **sections))
+        await rig.controller.run()
+        assert rig.engine.top_k == top_k
+
+    run_virtual(main())

@@ -46,6 +46,13 @@ class Observer(Protocol):
     def failed(self, sample: Sample, failure: Failure) -> None: ...
 
 
+def student_top_k(config: TrainerConfig) -> int:
+    """Tokens per position that the engine returns: the selection's, else the diagnostics', else none."""
+    if config.distillation.token_selection in STUDENT_SETS:
+        return config.distillation.top_k or 0
+    return config.diagnostics.topk_stats_k if config.diagnostics.topk_stats else 0
+
+
 @dataclass(slots=True)
 class _Parts:
     """What several requests of one response add up to (partial rollout)."""
@@ -97,8 +104,7 @@ class SampleRunner:
         self._admission = admission
         self._state = state
         self._observer = observer
-        distillation = config.distillation
-        self._top_k = (distillation.top_k or 0) if distillation.token_selection in STUDENT_SETS else 0
+        self._top_k = student_top_k(config)
 
     async def generate(self, sample: Sample) -> None:
         """Fill the rollout's fields. Raises SampleError for an empty prompt or response, and what the engine raises."""
