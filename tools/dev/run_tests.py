@@ -39,7 +39,7 @@ UNIT = (
     Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer")),
 )
 INTEGRATION = (
-    Run("integration, operator environment", OPERATOR, ("tests/integration/operator",)),
+    Run("integration, operator environment", OPERATOR, ("tests/integration/cluster", "tests/integration/operator")),
     Run("integration, trainer environment", TRAINER, ("tests/integration/trainer",)),
 )
 E2E = (Run("e2e, whole cluster", OPERATOR, ("tests/e2e",), landing="smoke"),)
