@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+CLOCKS = ("seconds", "cpu_seconds")
+
 Measurements = dict[str, list[dict[str, float]]]
 """Contestant → its runs."""
 
@@ -20,33 +22,32 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 def table(case: str, measured: Measurements) -> str:
     """Markdown: time and memory, minimum/median/maximum, and the ratio of medians to ours with its spread."""
-    ours = _ours(case, measured)
+    ours = {key: [run[key] for run in measured[f"{case}/ours"]] for key in CLOCKS}
     lines = [
         f"\n### {case}\n",
-        "| contestant | seconds min/median/max | forward | backward | peak MiB min/median/max | time against ours (quartiles) |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| contestant | seconds min/median/max | forward | backward | processor seconds | peak MiB min/median/max | "
+        "time against ours (quartiles) | processor time against ours |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, runs in measured.items():
-        seconds, peaks = ([run[key] for run in runs] for key in ("seconds", "peak_mib"))
-        forward, backward = (
-            statistics.median(run[key] for run in runs) for key in ("forward_seconds", "backward_seconds")
-        )
-        low, ratio, high = _ratio(seconds, ours)
+        column = {key: [run[key] for run in runs] for key in runs[0]}
+        forward, backward = (statistics.median(column[key]) for key in ("forward_seconds", "backward_seconds"))
+        ratios = [_ratio(column[key], ours[key]) for key in CLOCKS]
         lines.append(
-            f"| {name.partition('/')[2]} | {_spread(seconds, '.2f')} | {forward:.2f} | {backward:.2f} | {_spread(peaks, '.0f')} | "
-            f"{ratio:.2f} ({low:.2f}-{high:.2f}) |"
+            f"| {name.partition('/')[2]} | {_spread(column['seconds'], '.2f')} | {forward:.2f} | {backward:.2f} | "
+            f"{_spread(column['cpu_seconds'], '.2f')} | {_spread(column['peak_mib'], '.0f')} | {ratios[0]} | {ratios[1]} |"
         )
     return "\n".join(lines)
 
 
-def check(case: str, measured: Measurements, bars: dict[str, Any]) -> list[str]:
-    """What was missed, in words.
+def check(case: str, measured: Measurements, bars: dict[str, Any], clock: str = "seconds") -> list[str]:
+    """What was missed, in words, by one of the CLOCKS.
 
     Bars: `peak_mib` bounds our median peak. `not_slower_than` (a list) fails when we are slower than the fastest of these
     outside the spread, `faster_than` when we are not faster than each of these outside the spread. Outside the spread means
     that the quartile ranges do not touch.
     """
-    seconds = {name.partition("/")[2]: [run["seconds"] for run in runs] for name, runs in measured.items()}
+    seconds = {name.partition("/")[2]: [run[clock] for run in runs] for name, runs in measured.items()}
     ours = quartiles(seconds["ours"])
     missed = []
     peak = statistics.median(run["peak_mib"] for run in measured[f"{case}/ours"])
@@ -66,15 +67,11 @@ def check(case: str, measured: Measurements, bars: dict[str, Any]) -> list[str]:
     return missed
 
 
-def _ours(case: str, measured: Measurements) -> list[float]:
-    return [run["seconds"] for run in measured[f"{case}/ours"]]
-
-
-def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
+def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> str:
     """Ratio of medians, and its range when both move within their quartiles."""
     their_low, their_middle, their_high = quartiles(theirs)
     low, middle, high = quartiles(ours)
-    return their_low / high, their_middle / middle, their_high / low
+    return f"{their_middle / middle:.2f} ({their_low / high:.2f}-{their_high / low:.2f})"
 
 
 def _spread(values: Sequence[float], form: str) -> str:

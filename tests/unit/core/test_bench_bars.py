@@ -21,7 +21,13 @@ def bars() -> ModuleType:
 
 def _runs(seconds: list[float], peak: float) -> list[dict[str, float]]:
     return [
-        {"seconds": value, "forward_seconds": value / 2, "backward_seconds": value / 2, "peak_mib": peak}
+        {
+            "seconds": value,
+            "forward_seconds": value / 2,
+            "backward_seconds": value / 2,
+            "cpu_seconds": 2 * value,
+            "peak_mib": peak,
+        }
         for value in seconds
     ]
 
@@ -50,4 +56,12 @@ def test_a_missed_bar_is_named(bars: ModuleType, ours: list[float], peak: float,
 def test_the_table_has_a_row_per_contestant(bars: ModuleType) -> None:
     text = bars.table("case", {"case/ours": _runs([1.0], 200), "case/peer": _runs([2.0], 500)})
     assert "| ours | 1.00/1.00/1.00 |" in text
-    assert "500/500/500 | 2.00 (2.00-2.00) |" in text
+    assert "500/500/500 | 2.00 (2.00-2.00) | 2.00 (2.00-2.00) |" in text
+
+
+def test_a_busy_machine_is_judged_by_processor_time(bars: ModuleType) -> None:
+    measured = {"case/ours": _runs([3.0], 200), "case/peer": _runs([2.0], 500)}
+    measured["case/peer"][0]["cpu_seconds"] = 7.0
+    rules = {"peak_mib": 300, "not_slower_than": ["peer"]}
+    assert bars.check("case", measured, rules) == ["case: 3.00 s, slower than peer at 2.00 s"]
+    assert not bars.check("case", measured, rules, "cpu_seconds")

@@ -25,7 +25,7 @@ from opd_trainer.core._numeric import compute_dtype
 
 # Bytes of a tile of logits in the compute dtype. Existing logits are read in tiles that stay in the processor's cache; a
 # fused head needs larger ones for its matrix products.
-_CPU_LOGITS_BYTES = 4 * 2**20
+_CPU_LOGITS_BYTES = 8 * 2**20
 _CPU_HEAD_BYTES = 16 * 2**20
 _CUDA_BYTES = 2**30
 _CPU_HEAD_ROWS = 2048
@@ -178,16 +178,10 @@ def _visit(
 
 
 def _expectation(exponentials: Tensor, shifted: Tensor) -> Tensor:
-    """Σⱼ e x without a product buffer; logits of −inf count as 0."""
-    if not exponentials.is_cuda:
-        result = _row_dot(exponentials, shifted)
-        if bool(torch.isfinite(result).all()):
-            return result
-    return _row_dot(exponentials, shifted.clamp_min_(_LOWEST_SHIFTED))
-
-
-def _row_dot(a: Tensor, b: Tensor) -> Tensor:
-    return torch.bmm(a.unsqueeze(1), b.unsqueeze(2)).view(-1)
+    """Σⱼ e x, overwriting `shifted`; logits of −inf count as 0. (A batched matrix product of this shape takes three times as
+    long.)"""
+    bounded = shifted.clamp_min_(_LOWEST_SHIFTED)
+    return torch.mul(exponentials, bounded, out=bounded).sum(dim=-1)
 
 
 # --- gradients ------------------------------------------------------------------------------------------------------
