@@ -99,7 +99,9 @@ def _local(args: argparse.Namespace) -> int:
 
 COMMANDS = {
     "run": Command("train: the entrypoint of the RayJob", _run_arguments, _run),
-    "check": Command("look at models, data, tokenizers and storage; needs no accelerator", _preflight_arguments, _check),
+    "check": Command(
+        "look at models, data, tokenizers and storage; needs no accelerator", _preflight_arguments, _check
+    ),
     "probe": Command("ask every teacher for real scores", _preflight_arguments, _probe),
     "serve": Command("serve a teacher with transformers", _serve_arguments, _serve),
     "drain": Command("ask the controller to save; the preStop hook", _drain_arguments, _drain),

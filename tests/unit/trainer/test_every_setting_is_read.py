@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import opd_trainer
 import pytest
 from pydantic import BaseModel
 
+import opd_trainer
 from opd_api.trainer_config import TrainerConfig
 
 #: Read by the operator through status or by people, not by the trainer's code.

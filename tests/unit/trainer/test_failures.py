@@ -46,7 +46,7 @@ def test_old_failures_leave_the_window() -> None:
 
 def test_mixed_failures_get_the_class_of_the_majority() -> None:
     book = FailureBook(max_fraction=0.15, batch_samples=4)
-    with pytest.raises(TrainerError, match="HTTP 500|no tokens") as error:
+    with pytest.raises(TrainerError, match=r"HTTP 500|no tokens") as error:
         for failure in (DATA, TEACHER, DATA, DATA):
             book.failure(failure)
     assert error.value.failure.failure_class is FailureClass.DATA
