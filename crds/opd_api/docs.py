@@ -12,6 +12,7 @@ from opd_api.crd import COLUMNS, Schema, schema
 from opd_api.rules import RULES, UNKNOWN_ACKNOWLEDGEMENT
 from opd_api.rules.facts import FACT_RULES
 from opd_api.rules.finding import Level
+from opd_api.rules.not_yet import NOT_YET
 from opd_api.rules.schema import SCHEMA_CODES
 from opd_api.vocabulary import ExitCode, Port, Words
 
@@ -135,6 +136,9 @@ def rules_page() -> str:
             f"| {rule.number} | `{rule.code}` | {rule.level.value} | {'yes' if rule.code in AT_APPLY else ''} | {_cell(rule.summary)} |"
             for rule in RULES
         ),
+        "## Not yet",
+        "What `NotYet` refuses until it trains:",
+        "\n".join(f"- `{entry.path}`: {entry.advice}" for entry in NOT_YET),
         "## Rules about files and objects",
         "Asked by whoever can read them: the input check, `opd run`, and the operator for claims.",
         "| # | code | level | rule |\n| --- | --- | --- | --- |\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from opd_api.rules.finding import Hits, Level, rule
-from opd_api.v1alpha1 import AdvantageEstimator, OPDJob, OPDJobSpec, TeacherBackend, WeightSync
+from opd_api.v1alpha1 import OPDJob, OPDJobSpec, WeightSync
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,30 +18,11 @@ class NotYet:
     advice: str
 
 
-def _inprocess(spec: OPDJobSpec) -> bool:
-    return any(teacher.backend is TeacherBackend.INPROCESS for teacher in spec.teachers)
-
-
 NOT_YET: tuple[NotYet, ...] = (
     NotYet(
         "spec.training.weightSync",
         lambda spec: spec.training.weight_sync is WeightSync.NCCL,
         "weightSync: nccl is not trained yet. Write weightSync: disk.",
-    ),
-    NotYet(
-        "spec.rollout.partialRollout",
-        lambda spec: spec.rollout.partial_rollout,
-        "partialRollout is not trained yet. Write partialRollout: false.",
-    ),
-    NotYet(
-        "spec.teachers",
-        _inprocess,
-        "backend: inprocess is not trained yet. Write backend: sglang or transformers.",
-    ),
-    NotYet(
-        "spec.task.advantageEstimator",
-        lambda spec: spec.task.advantage_estimator is AdvantageEstimator.GAE,
-        "advantageEstimator: gae is not trained yet. Write advantageEstimator: grpo.",
     ),
 )
 

@@ -337,7 +337,4 @@ UNREAD_EXAMPLES: dict[str, Changes] = {
 #: A change for each row of NOT_YET (opd_api.rules.not_yet), by path.
 NOT_YET_EXAMPLES: dict[str, Changes] = {
     "spec.training.weightSync": {"spec.training.weightSync": "nccl"},
-    "spec.rollout.partialRollout": {"spec.rollout.partialRollout": True, "spec.rollout.maxStaleness": 1},
-    "spec.teachers": {"spec.teachers.0.backend": "inprocess", "spec.teachers.0.tensorParallelSize": 1},
-    f"{T}.advantageEstimator": GAE,
 }
