@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from opd_api.trainer_config import TrainerConfig
+from opd_api.vocabulary import Reason
 from opd_trainer.controller.state import RunState
 from opd_trainer.report.records import SUMMARY_FILE, FailureRecord, RunSummary
 from opd_trainer.runlog import RunLog
@@ -21,6 +22,8 @@ from opd_trainer.storage import RunDirectory, write_atomically
 logger = logging.getLogger(__name__)
 PACKAGES = ("opd", "torch", "transformers", "ray", "sglang", "datasets", "peft")
 FAILURES_KEPT = 50
+#: Outcome in the summary before there is one.
+RUNNING = "Running"
 
 
 def versions(device: str) -> dict[str, str]:
@@ -82,8 +85,8 @@ class RunReporter:
     def _summary(self, outcome: str, message: str) -> RunSummary:
         state, run = self._state, self._config.run
         earlier = [f for f in self._before.failures if f.attempt != run.attempt] if self._before is not None else []
-        if self._before is not None and self._before.outcome == "Failed" and self._before.attempt != run.attempt:
-            earlier.append(_attempt_failure(self._before))
+        if self._before is not None and self._before.attempt != run.attempt:
+            earlier += _attempt_failure(self._before)
         checkpoint = state.last_checkpoint
         summary = RunSummary(
             name=run.name,
@@ -104,12 +107,19 @@ class RunReporter:
         return replace(summary, failures=[*earlier, *self._log.failures()][-FAILURES_KEPT:])
 
 
-def _attempt_failure(summary: RunSummary) -> FailureRecord:
-    return FailureRecord(
-        time=summary.updated,
-        attempt=summary.attempt,
-        step=summary.step,
-        failure_class="Attempt",
-        reason="AttemptFailed",
-        message=summary.message,
-    )
+def _attempt_failure(summary: RunSummary) -> list[FailureRecord]:
+    """How the attempt before ended, unless it was asked to stop. One that is still running was killed."""
+    reasons = {"Failed": Reason.ATTEMPT_FAILED, RUNNING: Reason.NO_FINAL_DOCUMENT}
+    if summary.outcome not in reasons:
+        return []
+    reason = reasons[summary.outcome]
+    return [
+        FailureRecord(
+            time=summary.updated,
+            attempt=summary.attempt,
+            step=summary.step,
+            failure_class="Attempt",
+            reason=reason.value,
+            message=summary.message or reason.explanation,
+        )
+    ]

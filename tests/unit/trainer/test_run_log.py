@@ -257,3 +257,16 @@ async def test_a_report_that_cannot_be_drawn_does_not_end_the_run(tmp_path: Path
     reporter = RunReporter(logged.config, logged.directory, RunState(1), logged.log, render=render)
     assert await reporter("Running", "") is None
     assert (tmp_path / "logs" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reasons"), [("Running", ["NoFinalDocument"]), ("Failed", ["AttemptFailed"]), ("Preempted", [])]
+)
+async def test_the_report_says_how_the_attempt_before_ended(tmp_path: Path, outcome: str, reasons: list[str]) -> None:
+    first = Logged(tmp_path)
+    await RunReporter(first.config, first.directory, RunState(1), first.log, render=None)(outcome, "")
+    second = Logged(tmp_path, attempt=2)
+    await RunReporter(second.config, second.directory, RunState(2), second.log, render=None)("Running", "")
+    summary = RunSummary.from_document(json.loads((tmp_path / "logs" / "summary.json").read_text()))
+    assert [failure.reason for failure in summary.failures] == reasons
+    assert all(failure.message for failure in summary.failures)
