@@ -167,16 +167,18 @@ def _draw_plan(plan: Plan, data: RunData) -> str:
             _draw_curve(axes, data, curve, colour)
         _mark_attempts(axes, data)
         if plan.from_zero:
-            low, high = axes.get_ylim()
-            # A curve that is zero all along lies on the axis of a chart up to one.
-            axes.set_ylim(*((0.0, 1.0) if _flat_zero(plan, data) else (min(low, 0.0), max(high, 0.0))))
+            axes.set_ylim(*_from_zero(plan, data))
         _legend(axes)
         return _svg(figure)
 
 
-def _flat_zero(plan: Plan, data: RunData) -> bool:
+def _from_zero(plan: Plan, data: RunData) -> tuple[float, float]:
+    """Limits with zero inside and some room above; up to one where every value is zero."""
     curves = [*(data.series(curve.metric)[1] for curve in plan.curves), *(_held_out(data, c)[1] for c in plan.curves)]
-    return not any(any(values) for values in curves)
+    values = [value for curve in curves for value in curve]
+    low, high = min(0.0, *values), max(0.0, *values)
+    room = 0.06 * (high - low) or 1.0
+    return (low - room if low < 0 else 0.0), high + room
 
 
 def _draw_curve(axes: Axes, data: RunData, curve: Curve, colour: str) -> None:

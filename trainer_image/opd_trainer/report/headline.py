@@ -42,7 +42,9 @@ def reverse_kl(data: RunData) -> Figure | None:
             return None
         size = max(1, len(values) // 10)
         first, last = sum(values[:size]) / size, sum(values[-size:]) / size
-        where = f"training batches, first and last {size} steps" if len(values) > 1 else "training batch of one step"
+        where = (
+            f"training batches, first and last {size} steps" if size > 1 else "training batches, first and last step"
+        )
     share = f", {last / first:.0%} of the start" if first > 0 and len(values) > 1 else ""
     tone = "" if len(values) < 2 else "good" if last < first else "bad"
     return Figure("Reverse KL", f"{first:.3f} → {last:.3f}", f"nats a token{share}; {where}", tone)
