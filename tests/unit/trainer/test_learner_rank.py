@@ -101,7 +101,7 @@ def test_the_loss_falls_and_so_does_the_divergence_to_the_in_process_teacher(
     learner.export(tmp_path / "export")
     if not name.startswith("sampled"):
         before = divergence_to_teacher(models["student"], models["teacher"], wide)
-        assert divergence_to_teacher(tmp_path / "export", models["teacher"], wide) < 0.97 * before
+        assert divergence_to_teacher(tmp_path / "export", models["teacher"], wide) < 0.995 * before
     for sample in wide:
         kept = sample.loss_mask > 0
         np.testing.assert_allclose(
