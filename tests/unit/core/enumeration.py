@@ -21,7 +21,7 @@ TOP_K = 3
 SELECTIONS = ("teacher_topk", "student_topk", "union", "intersection")
 ALPHA = 0.2
 
-_STEPS = 100
+_STEPS = 70
 _ZERO = 1e-12
 
 Field = Callable[[Tensor], tuple[Tensor, Tensor]]

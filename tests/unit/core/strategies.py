@@ -13,7 +13,7 @@ KINDS = ("forward_kl", "reverse_kl", "jsd", "mixed", "low_var_kl")
 KL_KINDS = KINDS[:4]
 TAILS = ("tail", "norm", "trunc")
 
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=20, deadline=None)
 
 
 class Problem(NamedTuple):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from oracle_io import families
+from oracle_io import Output, families
 from oracle_map import RULES
 from oracle_rules import Excluded, matching
 
@@ -25,11 +25,15 @@ def _rows() -> list[list[str]]:
     ]
 
 
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, dict[str, Output]]:
+    return {family.name: family.outputs for family in families(_HERE / "data" / "oracles")}
+
+
 @pytest.mark.parametrize("cells", _rows(), ids=lambda cells: cells[0][:60])
-def test_a_row_of_the_mapping_has_evidence(cells: list[str]) -> None:
+def test_a_row_of_the_mapping_has_evidence(cells: list[str], outputs: dict[str, dict[str, Output]]) -> None:
     evidence = re.findall(r"`([^`]+)`", cells[-1])
     assert evidence, "no evidence in the last column"
-    outputs = {family.name: family.outputs for family in families(_HERE / "data" / "oracles")}
     for name in evidence:
         if "::" in name:
             file, function = name.split("::")

@@ -59,7 +59,8 @@ def test_topk_divergence_passes_gradcheck(kind: str, tail: str) -> None:
         )  # fmt: skip
 
     assert torch.autograd.gradcheck(from_logits, (x["logits"],))
-    assert torch.autograd.gradcheck(from_hidden, (x["hidden"], x["weight"]))
+    # Along random directions: entry by entry takes ten times as long, and the logits' gradient was just checked so.
+    assert torch.autograd.gradcheck(from_hidden, (x["hidden"], x["weight"]), fast_mode=True)
 
 
 def test_gathers_pass_gradcheck() -> None:
