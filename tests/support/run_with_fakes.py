@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from opd_trainer.cli import main
 from opd_trainer.controller import Parts
 from opd_trainer.controller.state import RunState
 from opd_trainer.metrics import PrometheusMetrics
+from opd_trainer.ray_runtime import start_ray
 from opd_trainer.rollout.data import PromptStream, load_records
 from opd_trainer.storage import RunDirectory
 
@@ -39,6 +41,8 @@ async def build_parts(
     config: TrainerConfig, directory: RunDirectory, state: RunState, prometheus: PrometheusMetrics
 ) -> Built:
     directory.create()
+    if "FAKE_WITH_RAY" in os.environ:
+        await asyncio.to_thread(start_ray, config)
     records = load_records(config.data.source, config.data.split)
     found = newest_checkpoint(directory)
     store = FakeStore(directory.checkpoints, config.run.attempt)

@@ -49,6 +49,8 @@ def start_ray(config: TrainerConfig) -> None:
 
     demand = demand_of(config)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's own handler takes SIGTERM for a crash and aborts the process three seconds later, in the middle of a save.
+    os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
     for tries in range(1, START_TRIES + 1):
         before = descendants()
         try:

@@ -96,9 +96,7 @@ class Process:
     async def main(self) -> FinalDocument:
         """Run to the end; the final document is written when this returns."""
         state = RunState(self._config.run.attempt)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, state.request_stop, StopSource.SIGNAL)
+        self._listen(state)
         sink = self._sink()
         seconds = HEARTBEAT_SECONDS if isinstance(sink, ConfigMapSink) else LOCAL_HEARTBEAT_SECONDS
         heartbeat = Heartbeat(sink, state, lambda sequence: self._progress(state, sequence), seconds=seconds)
@@ -120,6 +118,12 @@ class Process:
             close()
         await sink.close()
         return final
+
+    @staticmethod
+    def _listen(state: RunState) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, state.request_stop, StopSource.SIGNAL)
 
     def _sink(self) -> Sink:
         run = self._config.run
@@ -165,6 +169,7 @@ class Process:
             logger.exception("the parts cannot be built")
             text = f"{type(error).__name__}: {error}"
             return self._early(state, Failure(FailureClass.INTERNAL, Reason.INTERNAL_ERROR, text), text)
+        self._listen(state)  # libraries that were loaded since may have put handlers of their own in our place
         controller = self._controller = Controller(self._config, built.parts, self._directory, state)
         watchdog = StallWatchdog(
             state,

@@ -64,8 +64,8 @@ class Run:
         path = self.directory / "progress.json"
         return ProgressDocument.model_validate_json(path.read_text()) if path.exists() else None
 
-    def wait_for(self, condition: Callable[[ProgressDocument], bool]) -> None:
-        deadline = time.monotonic() + SECONDS
+    def wait_for(self, condition: Callable[[ProgressDocument], bool], *, seconds: float = SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while True:
             document = self.progress()
             if document is not None and condition(document):
@@ -119,6 +119,19 @@ def test_a_signal_saves_and_ends_preempted(run: Run, number: signal.Signals) -> 
     assert final.checkpoint is not None
     assert final.checkpoint.step == final.step >= 2
     assert Path(final.checkpoint.path).is_dir()
+
+
+@pytest.mark.timeout(900)
+def test_ray_does_not_abort_a_save_that_takes_its_time(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_WITH_RAY", "1")
+    monkeypatch.delenv("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", raising=False)
+    run.start(train=6.0, training=LONG)
+    run.wait_for(lambda document: document.phase is TrainerPhase.TRAINING, seconds=600)
+    run.process.send_signal(signal.SIGTERM)
+    code, final = run.end()
+    assert code == ExitCode.INFRASTRUCTURE
+    assert final is not None
+    assert (final.outcome, final.step) == (Outcome.PREEMPTED, 1)
 
 
 def test_drain_ends_a_run_from_outside_and_hears_that_it_is_saved(run: Run) -> None:
