@@ -118,7 +118,8 @@ def full_low_var_kl(job: OPDJob) -> Hits:
     if options.token_selection is TokenSelection.FULL and options.divergence is Divergence.LOW_VAR_KL:
         yield (
             f"{BASE}.divergence",
-            "low_var_kl over the whole vocabulary is the forward KL. Write divergence: forward_kl.",
+            "low_var_kl weighs every token alike, however unlikely, so over the whole vocabulary it is none of the divergences. "
+            "Write divergence: forward_kl.",
         )
 
 
