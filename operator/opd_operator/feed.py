@@ -3,8 +3,9 @@
 kopf gives watch streams that reconnect, authenticate again and survive dead connections. Nothing else of it is used: no
 state in annotations, no finalizers, no timers, no indices, no events. Two things it does not give are here:
 
-- Deletions that happen while a watch is re-listed are never reported, so a full list of each kind every few minutes drops
-  what vanished. The first such list fills the cache and makes the operator ready.
+- Deletions that happen before or while kopf lists a kind are never reported, so a list of ours follows each of its lists once
+  its watch is open, and a full list of every kind every few minutes. The first one fills the cache and makes the operator
+  ready.
 - Its runtime ends with the first unexpected error, and stops every task of the loop it runs in. So it gets a thread and a
   loop of its own, is started again after a pause, and hands events over with call_soon_threadsafe.
 """
@@ -57,6 +58,7 @@ class Feed:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self._restart = asyncio.Event()
+        self._relisted: asyncio.Queue[Resource] = asyncio.Queue()
         self.ages = WatchAges()
         self.missing: set[Resource] = set()
         #: Set when every kind that is served was listed once.
@@ -74,6 +76,7 @@ class Feed:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_for_ever())
             group.create_task(self._list_for_ever())
+            group.create_task(self._list_after_kopf())
             group.create_task(self._ask_for_missing_kinds())
 
     async def list_all(self) -> None:
@@ -108,6 +111,19 @@ class Feed:
                 log.warning("list failed", extra={"error": str(error)})
                 continue
             self.enqueue_all(spread_seconds=60.0, terminal=False)
+
+    async def _list_after_kopf(self) -> None:
+        """Drops what was deleted between our last list of a kind and the opening of its watch."""
+        while True:
+            wanted = {await self._relisted.get()}
+            while not self._relisted.empty():
+                wanted.add(self._relisted.get_nowait())
+            for resource in sorted(wanted, key=str):
+                try:
+                    await self._list(resource)
+                except (ApiError, Unreachable) as error:
+                    log.warning("list failed, will try again", extra={"kind": resource.kind, "error": str(error)})
+                    self._loop.call_later(_RESTART_PAUSE_SECONDS[0], self._relisted.put_nowait, resource)
 
     async def _list(self, resource: Resource) -> None:
         for namespace in self._settings.watch_namespaces or (None,):
@@ -172,6 +188,7 @@ class Feed:
                 ages=self.ages,
                 observer=self._metrics,
                 receive=self._receive,
+                relisted=self._note_relist,
             )
             try:
                 await runtime.start()
@@ -195,6 +212,12 @@ class Feed:
     def _receive(self, event: Event) -> None:
         """Called in kopf's thread."""
         self._loop.call_soon_threadsafe(self._take, event)
+
+    def _note_relist(self, plural: str) -> None:
+        """Called in kopf's thread when a watch opens after a list of its own."""
+        for resource in WATCHED:
+            if resource.plural == plural:
+                self._loop.call_soon_threadsafe(self._relisted.put_nowait, resource)
 
     def _take(self, event: Event) -> None:
         resource, kind_of_event, manifest = event
@@ -225,9 +248,13 @@ class _KopfThread:
         ages: WatchAges,
         observer: CallObserver,
         receive: Callable[[Event], None],
+        relisted: Callable[[str], None],
     ) -> None:
         self._cluster = cluster
         self._observer = observer
+        self._relisted = relisted
+        #: Watches whose objects kopf has listed since they were last open.
+        self._listed: set[str] = set()
         self._settings = settings
         self._resources = resources
         self._ages = ages
@@ -347,4 +374,9 @@ class _KopfThread:
         if watches and name is not None and response.status == 200:
             response.content = Pulse(response.content, lambda: self._ages.seen(name))  # type: ignore[assignment]
             self._ages.seen(name)
+            if name in self._listed:
+                self._listed.discard(name)
+                self._relisted(name.partition("@")[0])
+        elif name is not None:
+            self._listed.add(name)
         return response

@@ -216,6 +216,19 @@ async def test_watches_that_end_start_again_after_a_list(running: Feed, lists: L
     assert pods(cache) == set(), "what was missed in between came from the list"
 
 
+async def test_what_was_deleted_before_a_watch_opened_is_dropped_when_it_opens(
+    running: Feed, lists: Lists, cache: Cache
+) -> None:
+    """kopf's own list does not hold it, so kopf never tells of its end."""
+    await until(lambda: len(Watches.made) == 1)
+    assert pods(cache) == {"a", "b"}
+    lists.objects[PODS] = lists.objects[PODS][:1]
+    lists.version = 200
+    lists.errors = [Unreachable("cut")]
+    running._note_relist("pods")
+    await until(lambda: pods(cache) == {"a"})
+
+
 async def test_a_kind_that_appears_is_watched_without_a_restart_of_the_process(
     without_ray: None, running: Feed, lists: Lists, queue: WorkQueue[JobKey]
 ) -> None:
