@@ -139,7 +139,7 @@ def test_the_tiles_of_the_fused_head_change_nothing(columns: int, tail: str, mon
         return [*(value.detach() for value in result), gathered.detach(), *gradients]
 
     whole = run()
-    monkeypatch.setattr(_rows, "_CPU_HEAD_BYTES", columns * 2 * 8)
+    monkeypatch.setattr(_rows, "_CPU_BYTES", columns * 2 * 8)
     for tiled, expected in zip(run(), whole, strict=True):
         torch.testing.assert_close(tiled, expected, rtol=1e-9, atol=1e-9)
 

@@ -23,10 +23,9 @@ from torch import Tensor
 
 from opd_trainer.core._numeric import compute_dtype
 
-# Bytes of a tile of logits in the compute dtype. Existing logits are read in tiles that stay in the processor's cache; a
-# fused head needs larger ones for its matrix products.
-_CPU_LOGITS_BYTES = 8 * 2**20
-_CPU_HEAD_BYTES = 16 * 2**20
+# Bytes of a tile of logits in the compute dtype. Smaller tiles would stay in the processor's cache, but cost more barriers
+# between threads, which a shared machine makes expensive.
+_CPU_BYTES = 16 * 2**20
 _CUDA_BYTES = 2**30
 _CPU_HEAD_ROWS = 2048
 _CUDA_HEAD_ROWS = 16384
@@ -53,9 +52,9 @@ class Head(NamedTuple):
         """(rows, columns) of a tile; `chunk_rows` fixes the rows."""
         itemsize, on_cuda = int(self.dtype.itemsize), self.inputs.is_cuda
         if self.weight is None:
-            budget = _CUDA_BYTES if on_cuda else _CPU_LOGITS_BYTES
+            budget = _CUDA_BYTES if on_cuda else _CPU_BYTES
             return chunk_rows or max(1, budget // max(1, self.vocabulary * itemsize)), max(1, self.vocabulary)
-        budget, most = (_CUDA_BYTES, _CUDA_HEAD_ROWS) if on_cuda else (_CPU_HEAD_BYTES, _CPU_HEAD_ROWS)
+        budget, most = (_CUDA_BYTES, _CUDA_HEAD_ROWS) if on_cuda else (_CPU_BYTES, _CPU_HEAD_ROWS)
         rows = max(1, min(chunk_rows or most, self.inputs.shape[0]))
         return rows, max(1, min(self.vocabulary, budget // (rows * itemsize)))
 
