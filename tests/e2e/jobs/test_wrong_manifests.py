@@ -34,8 +34,6 @@ class Wrong:
     changes: dict[str, Any]
     stage: Stage
     named: tuple[str, ...]
-    #: Seen while the landing set runs; the others need pods and run in test-all.
-    smoke: bool = True
 
 
 TEACHER = {"name": "main", "backend": "transformers", "model": {"source": "/data/tiny/teacher", "dtype": "fp32"}}
@@ -65,47 +63,39 @@ WRONG = [
     Wrong("no claim", {"storage": {"claimName": None}}, Stage.ACCEPT, ("claimName",)),
     Wrong("top-p", {"rollout": {"sampling": {"topP": 0.9}}}, Stage.ACCEPT, ("topP",)),
     Wrong("missing data file", {"data": {"source": "/data/tiny/nothing.jsonl"}}, Stage.CHECK, ("data.source", "nothing.jsonl")),
-    Wrong("missing model", {"student": {"model": {"source": "/data/tiny/nobody"}}}, Stage.CHECK, ("student", "nobody"), smoke=False),
-    Wrong("wrong field of the data", {"data": {"promptField": "question"}}, Stage.CHECK, ("promptField", "prompt"), smoke=False),
+    Wrong("missing model", {"student": {"model": {"source": "/data/tiny/nobody"}}}, Stage.CHECK, ("student", "nobody")),
+    Wrong("wrong field of the data", {"data": {"promptField": "question"}}, Stage.CHECK, ("promptField", "prompt")),
     Wrong(
         "tokenizer mismatch",
         {"teachers": [{**TEACHER, "model": {"source": "/data/tiny/other", "dtype": "fp32"}}]},
         Stage.CHECK,
         ("tokenizer",),
-        smoke=False,
     ),
     Wrong(
         "claim that does not exist",
         {"storage": {"claimName": "no-such-claim"}, "lifecycle": DEADLINES},
         Stage.WAIT,
         ("no-such-claim",),
-        smoke=False,
     ),
     Wrong(
         "unreachable endpoint",
         {"teachers": [{**EXTERNAL, "endpoints": ["http://teacher.nowhere.svc:30000"]}], "lifecycle": DEADLINES},
         Stage.PROBE,
         ("main", "teacher.nowhere"),
-        smoke=False,
     ),
-    Wrong("image that does not exist", {"runtime": {"image": "no/such-image:1"}, "lifecycle": DEADLINES}, Stage.WAIT, ("no/such-image",), smoke=False),
+    Wrong("image that does not exist", {"runtime": {"image": "no/such-image:1"}, "lifecycle": DEADLINES}, Stage.WAIT, ("no/such-image",)),
     Wrong(
         "more GPUs than any node has",
         {"teachers": [{**TEACHER, "template": {"spec": {"containers": [{"name": "teacher", "resources": {"requests": {"nvidia.com/gpu": 99}, "limits": {"nvidia.com/gpu": 99}}}]}}}], "lifecycle": DEADLINES},
         Stage.WAIT,
         ("nvidia.com/gpu",),
-        smoke=False,
     ),
 ]  # fmt: skip
 
 
 def parameters(stages: set[Stage]) -> list[Any]:
     """The mistakes of these stages as pytest parameters."""
-    return [
-        pytest.param(wrong, id=wrong.name, marks=[pytest.mark.smoke] if wrong.smoke else [pytest.mark.long])
-        for wrong in WRONG
-        if wrong.stage in stages
-    ]
+    return [pytest.param(wrong, id=wrong.name, marks=[pytest.mark.long]) for wrong in WRONG if wrong.stage in stages]
 
 
 def assert_names(message: str, wrong: Wrong) -> None:
