@@ -68,7 +68,9 @@ async def test_silent_watches_are_noticed_told_and_replaced(
         return code == 503 and "silent" in words
 
     await eventually("/healthz complains", unhealthy, seconds=45)
-    assert await operator.metric("opd_operator_watch_age_seconds", kind="pods") > 20
+    assert (
+        await operator.metric("opd_operator_watch_age_seconds", kind="pods") > 15
+    )  # the probe gave up at 20; a watch may have reopened since
     wire.mend()
 
     async def healthy() -> bool:
