@@ -102,15 +102,15 @@ async def test_a_broken_rule_is_a_finding_and_creates_nothing(
     start_operator: Any, create_job: Any, player: Player
 ) -> None:
     await start_operator()
-    critic = {"model": {"source": "/data/student"}}
-    job = await create_job(task={"reward": "exact_match", "advantageEstimator": "gae", "critic": critic})
+    # A rule that the API server does not keep too, or the job would never get this far.
+    job = await create_job(distillation={"signal": "advantage", "tokenSelection": "teacher_topk", "topK": 16})
 
     async def refused() -> bool:
         return (await job.condition("Accepted")).get("status") == "False"
 
     await eventually("Accepted is False", refused, state=job.status)
     (finding,) = [entry for entry in (await job.status())["findings"] if entry["severity"] == "Error"]
-    assert finding["path"] == "spec.task.advantageEstimator"
+    assert (finding["code"], finding["path"]) == ("SetAdvantageIsZero", "spec.distillation.signal")
     assert not await job.names("v1", "ConfigMap")
     assert not await job.names("batch/v1", "Job")
 
