@@ -22,7 +22,8 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_incluster_config, load_kube_config
 
 from opd_operator.errors import TRANSIENT_CODES, ApiError, NotLeader, Unreachable, from_answer
-from opd_operator.model import Deletion, Manifest, ObjectRef
+from opd_operator.model import Manifest, ObjectRef
+from opd_operator.planned import Deletion
 from opd_operator.resources import Resource, resource_of
 from opd_operator.retrying import RetryBudget, RetryPolicy
 

@@ -17,16 +17,8 @@ from opd_operator.cache import Cache, JobKey, trim
 from opd_operator.cluster import Cluster
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.metrics import Metrics
-from opd_operator.model import (
-    Deletion,
-    Manifest,
-    ObjectRef,
-    Plan,
-    SecretRequest,
-    StopRequest,
-    WriteProblem,
-    WriteProblemKind,
-)
+from opd_operator.model import Manifest, ObjectRef, WriteProblem, WriteProblemKind
+from opd_operator.planned import Deletion, Plan, SecretRequest, StopRequest
 from opd_operator.recorder import Recorder
 from opd_operator.resources import CHILDREN, OPDJOB, OPDJOB_API_VERSION, OPDJOB_KIND, resource_of
 

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from opd_operator.errors import ApiError, Unreachable
-from opd_operator.model import EventType, Manifest, ObjectRef, PlannedEvent
+from opd_operator.model import Manifest, ObjectRef
+from opd_operator.planned import EventType, PlannedEvent
 from opd_operator.resources import EVENT, OPDJOB_API_VERSION, OPDJOB_KIND
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from opd_api.progress import FINAL_KEY, PROGRESS_KEY
-from opd_operator.model import Kind, Manifest, Memory, ObjectRef, Plan, Snapshot, WriteProblem, WriteProblemKind
+from opd_operator.model import Kind, Manifest, Memory, ObjectRef, Snapshot, WriteProblem, WriteProblemKind
 from opd_operator.observe import observe
 from opd_operator.plan import plan
+from opd_operator.planned import Plan
 from opd_operator.settings import Settings
 
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)

@@ -23,7 +23,8 @@ from kubernetes.aio.config import load_kube_config
 from opd_api.progress import FINAL_KEY, PROGRESS_KEY
 from opd_operator.cluster import Cluster
 from opd_operator.errors import ApiError, Unreachable
-from opd_operator.model import Deletion, ObjectRef
+from opd_operator.model import ObjectRef
+from opd_operator.planned import Deletion
 from opd_operator.resources import RESOURCES, Resource
 
 Manifest = dict[str, Any]

@@ -9,7 +9,8 @@ from opd_operator.children import names
 from opd_operator.children.context import JobContext, with_spec_hash
 from opd_operator.children.engines import ADMIN_KEY, API_KEY, API_KEY_VARIABLE, KEY_FOLDER, engine
 from opd_operator.children.pods import PodParts, pod_template, secret_variable
-from opd_operator.model import Manifest, SecretRequest
+from opd_operator.model import Manifest
+from opd_operator.planned import SecretRequest
 
 #: Beyond the startup budget, so that the Deployment never gives up before the pod's own probe does.
 PROGRESS_EXTRA_SECONDS = 60

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from opd_api.vocabulary import ConditionType, Reason
-from opd_operator.model import Observation, Plan
+from opd_operator.model import Observation
 from opd_operator.plan.accept import accept, corrected, first_visit, refused_writes, start_over
 from opd_operator.plan.check import check_inputs
 from opd_operator.plan.draft import Draft
@@ -19,6 +19,7 @@ from opd_operator.plan.status import build
 from opd_operator.plan.student import begin, between_attempts
 from opd_operator.plan.suspend import suspend_or_resume
 from opd_operator.plan.train import follow
+from opd_operator.planned import Plan
 from opd_operator.settings import Settings
 
 #: A look at least this soon after a planned time, so that a clock's rounding does not cost a second look.
@@ -103,4 +104,5 @@ def _frozen(draft: Draft) -> Plan:
         status=status if changed else None,
         events=(*draft.events, *changes(draft)) if changed else tuple(draft.events),
         requeue_after=wake,
+        diagnosis=draft.diagnosis,
     )

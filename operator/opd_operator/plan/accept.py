@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from opd_api.vocabulary import ConditionType, FailureClass, Reason, Severity
-from opd_operator.model import Diagnosis, EventType, WriteProblem, WriteProblemKind
+from opd_operator.diagnose import QUOTA_HINT
+from opd_operator.model import Diagnosis, WriteProblem, WriteProblemKind
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.outcome import fail
+from opd_operator.planned import EventType
 
 #: While a write is refused it is tried again at this pace.
 RETRY_WRITE_SECONDS = 15.0
@@ -111,7 +113,9 @@ def _wait_for_write(draft: Draft, problem: WriteProblem) -> None:
     if problem.kind is WriteProblemKind.BEING_DELETED:
         draft.wait(Reason.WAITING, f"an older {what} is being deleted")
     elif problem.kind is WriteProblemKind.QUOTA:
-        draft.wait(Reason.QUOTA_EXCEEDED, f"{what}: {problem.message}")
+        draft.wait_for(
+            Diagnosis(FailureClass.CAPACITY, Reason.QUOTA_EXCEEDED, f"{what}: {problem.message}", QUOTA_HINT)
+        )
     elif problem.kind is WriteProblemKind.FORBIDDEN:
         draft.wait(
             Reason.WAITING,

@@ -16,9 +16,7 @@ from opd_operator.children import JobContext
 from opd_operator.children.config import config_map, config_map_name, trainer_config
 from opd_operator.model import (
     API_VERSION_OF_KIND,
-    Deletion,
     Diagnosis,
-    EventType,
     Fact,
     JobView,
     Kind,
@@ -26,11 +24,8 @@ from opd_operator.model import (
     ObjectRef,
     Observation,
     Owned,
-    PlannedEvent,
-    Propagation,
-    SecretRequest,
-    StopRequest,
 )
+from opd_operator.planned import Deletion, EventType, PlannedEvent, Propagation, SecretRequest, StopRequest
 from opd_operator.settings import Settings
 
 MESSAGE_LIMIT = 1024
@@ -84,6 +79,8 @@ class Draft:
     events: list[PlannedEvent] = field(default_factory=list)
     #: What the job waits for, for the Progressing condition.
     waits: tuple[Reason, str] | None = None
+    #: What is wrong, when something is: the last word counts, and an end is the last.
+    diagnosis: Diagnosis | None = None
     wake_at: datetime | None = None
 
     @classmethod
@@ -181,6 +178,8 @@ class Draft:
 
     def wait_for(self, diagnosis: Diagnosis) -> None:
         """Wait for what a diagnosis names."""
+        if not self.closing:
+            self.diagnosis = diagnosis
         self.wait(diagnosis.reason, str(diagnosis))
 
     # --- attempts ---

@@ -6,8 +6,8 @@ from opd_api.vocabulary import Annotation, ConditionType, Reason
 from opd_operator.children.config import config_map_name, trainer_config
 from opd_operator.children.rayjob import ray_job
 from opd_operator.children.teacher import deployment, served
-from opd_operator.model import EventType, PlannedEvent
 from opd_operator.plan.draft import Draft, Truth
+from opd_operator.planned import EventType, PlannedEvent
 
 #: Conditions whose change to True is told.
 ACHIEVEMENTS = (

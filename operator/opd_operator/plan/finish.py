@@ -7,9 +7,10 @@ from datetime import timedelta
 from opd_api import API_VERSION, KIND
 from opd_api.v1alpha1 import CleanupOnFailure
 from opd_api.vocabulary import ConditionType, FailureClass, Reason
-from opd_operator.model import Deletion, Diagnosis, EventType, Kind, ObjectRef, StepState
+from opd_operator.model import Diagnosis, Kind, ObjectRef, StepState
 from opd_operator.plan.draft import Draft, Truth, moment
 from opd_operator.plan.outcome import fail
+from opd_operator.planned import Deletion, EventType
 
 
 def overdue(draft: Draft) -> bool:

@@ -9,8 +9,9 @@ from opd_api.v1alpha1 import AttemptStatus
 from opd_api.vocabulary import ConditionType, FailureClass, Reason
 from opd_operator.children import names
 from opd_operator.children.teacher import deployment, served
-from opd_operator.model import Diagnosis, EventType, Kind
+from opd_operator.model import Diagnosis, Kind
 from opd_operator.plan.draft import Draft, Truth, stamp
+from opd_operator.planned import EventType
 
 ONE_RETRY = frozenset({FailureClass.INTERNAL, FailureClass.STALL})
 #: Restarts of a teacher before the job fails.
@@ -19,6 +20,7 @@ TEACHER_RESTARTS = 1
 
 def fail(draft: Draft, diagnosis: Diagnosis, reason: Reason | None = None) -> None:
     """End the job without success."""
+    draft.diagnosis = diagnosis
     _close(draft, diagnosis.failure_class, diagnosis.reason, str(diagnosis))
     draft.set(ConditionType.FAILED, Truth.TRUE, reason or diagnosis.reason, str(diagnosis))
     draft.set(ConditionType.SUCCEEDED, Truth.FALSE, reason or diagnosis.reason, str(diagnosis))
@@ -43,6 +45,7 @@ def attempt_failed(draft: Draft, diagnosis: Diagnosis, teacher: str | None = Non
         exhausted = diagnosis.failure_class is FailureClass.INFRASTRUCTURE
         fail(draft, diagnosis, Reason.BACKOFF_LIMIT_EXCEEDED if exhausted else None)
         return
+    draft.diagnosis = diagnosis
     if diagnosis.failure_class is FailureClass.TEACHER:
         restart_teachers(draft, teacher)
     delay = draft.settings.retry_backoff_seconds
@@ -67,6 +70,7 @@ def attempt_preempted(draft: Draft, message: str) -> None:
 
 def attempt_released(draft: Draft, diagnosis: Diagnosis) -> None:
     """The student found no room: let go of everything for a while, so that another job can have it."""
+    draft.diagnosis = diagnosis
     _close(draft, FailureClass.CAPACITY, Reason.CAPACITY_RELEASED, str(diagnosis))
     _next(draft, capacity_pause_seconds(draft))
     draft.event(EventType.WARNING, Reason.CAPACITY_RELEASED, f"everything was freed for a while: {diagnosis}")

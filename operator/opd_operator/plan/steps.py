@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from opd_api.vocabulary import FailureClass, Reason
-from opd_operator.model import Diagnosis, EventType, StepJob
+from opd_operator.model import Diagnosis, StepJob
 from opd_operator.plan.draft import Draft, stamp
 from opd_operator.plan.outcome import backoff_seconds
+from opd_operator.planned import EventType
 
 #: Reason of a class when a document names none that we know.
 REASON_OF_CLASS = {
@@ -33,5 +34,6 @@ def retry_step(draft: Draft, step: StepJob | None, diagnosis: Diagnosis) -> None
     draft.next_attempt_time = stamp(draft.now + timedelta(seconds=backoff_seconds(draft)))
     draft.retries += 1
     draft.wait(Reason.BACK_OFF, str(diagnosis))
+    draft.diagnosis = diagnosis
     draft.passed(draft.now, draft.settings.retry_backoff_seconds)
     draft.event(EventType.WARNING, diagnosis.reason, f"{diagnosis} It is tried again.")

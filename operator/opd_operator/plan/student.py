@@ -11,10 +11,11 @@ from opd_operator.children import names
 from opd_operator.children.access import head_access
 from opd_operator.children.config import progress_config_map
 from opd_operator.children.rayjob import ray_job
-from opd_operator.model import EventType, Kind
+from opd_operator.model import Kind
 from opd_operator.plan.draft import Draft, Truth, moment, stamp
 from opd_operator.plan.probe import probe_teachers
 from opd_operator.plan.teachers import release_teachers, start_teachers, watch_teachers
+from opd_operator.planned import EventType
 
 
 def begin(draft: Draft) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from opd_api.vocabulary import Annotation, ConditionType, FailureClass, Outcome, Reason
 from opd_operator.children import names
-from opd_operator.model import Diagnosis, EventType, Kind, ObjectRef, StepState, StopRequest
+from opd_operator.model import Diagnosis, Kind, ObjectRef, StepState
 from opd_operator.plan.check import from_document
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.endings import End, EndKind, find_end
 from opd_operator.plan.outcome import attempt_stopped, fail, succeed
 from opd_operator.plan.teachers import release_teachers
 from opd_operator.plan.train import observe_attempt
+from opd_operator.planned import EventType, StopRequest
 
 #: A failure of these classes would only come back after the resume.
 FINAL = frozenset({FailureClass.CONFIG, FailureClass.DATA})

@@ -13,7 +13,8 @@ from kubernetes.aio.client.configuration import Configuration
 
 from opd_operator.cluster import Cluster
 from opd_operator.errors import ApiError, NotLeader, Unreachable
-from opd_operator.model import Deletion, ObjectRef
+from opd_operator.model import ObjectRef
+from opd_operator.planned import Deletion
 from opd_operator.resources import CHILDREN, OPDJOB, Kind
 from opd_operator.retrying import RetryBudget, RetryPolicy
 

@@ -12,17 +12,8 @@ from opd_operator.cache import Cache, JobKey, trim
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.execute import Executor, Outcome, ended_attempts, merge_difference
 from opd_operator.metrics import Metrics
-from opd_operator.model import (
-    Deletion,
-    EventType,
-    Kind,
-    ObjectRef,
-    Plan,
-    PlannedEvent,
-    SecretRequest,
-    StopRequest,
-    WriteProblemKind,
-)
+from opd_operator.model import Kind, ObjectRef, WriteProblemKind
+from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, SecretRequest, StopRequest
 from opd_operator.recorder import Recorder
 from opd_operator.resources import OPDJOB, Resource
 

@@ -12,7 +12,7 @@ from opd_world import World, final, job_document
 
 from opd_api.v1alpha1 import OPDJobStatus
 from opd_operator.children.names import probe_job
-from opd_operator.model import Plan
+from opd_operator.planned import Plan
 
 STEPS = 120
 CLASSES = ["Config", "Data", "Teacher", "Infrastructure", "Internal", "Stall"]

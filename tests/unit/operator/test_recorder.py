@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from opd_operator.errors import ApiError, Unreachable
-from opd_operator.model import EventType, ObjectRef, PlannedEvent
+from opd_operator.model import ObjectRef
+from opd_operator.planned import EventType, PlannedEvent
 from opd_operator.recorder import Recorder
 
 Manifest = dict[str, Any]
