@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,77 +13,17 @@ import pytest
 from aiohttp import web
 from opd_testing.configs import trainer_config
 from opd_testing.fake_teacher import fake_teachers, right_answer
+from opd_testing.pool import PROMPT, RESPONSE, config_for, once, pool_of, sample, status
 
-from opd_api.trainer_config import TrainerConfig
-from opd_api.vocabulary import FailureClass, Reason
+from opd_api.vocabulary import FailureClass
 from opd_trainer.errors import SampleError, TrainerError
-from opd_trainer.sample import Sample
 from opd_trainer.teachers import client as client_module
 from opd_trainer.teachers.pool import TeacherPool
-
-PROMPT = [5, 6, 7]
-RESPONSE = [8, 9]
 
 
 @pytest.fixture(autouse=True)
 def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "BACKOFF_SECONDS", (0.001, 0.01))
-
-
-def sample(group: int = 1, response: list[int] | None = None, source: str = "") -> Sample:
-    ids = np.array(RESPONSE if response is None else response, np.int32)
-    return Sample(1, group, source, np.array(PROMPT, np.int32), response_ids=ids)
-
-
-def config_for(root: Path, urls: list[str], *, timeout: int = 20, retries: int = 2, **more: Any) -> TrainerConfig:
-    teacher = {
-        "name": "teacher",
-        "backend": "sglang",
-        "endpoints": urls,
-        "requestTimeoutSeconds": timeout,
-        "maxRetries": retries,
-        **more.pop("teacher", {}),
-    }
-    return trainer_config(root, urls={"teacher": urls}, teachers=[teacher], **more)
-
-
-@contextlib.asynccontextmanager
-async def pool_of(config: TrainerConfig, **options: Any) -> AsyncIterator[TeacherPool]:
-    pool = TeacherPool(config, **options)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.stop()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def once(fault: Callable[[web.Request], Any], times: int = 1) -> Any:
-    """Misbehave a number of times, then answer rightly."""
-    left = [times]
-
-    def behave(request: web.Request, body: dict[str, Any]) -> Any:
-        if left[0] > 0:
-            left[0] -= 1
-            return fault(request)
-        return right_answer(body)
-
-    return behave
-
-
-def status(code: int) -> Callable[[web.Request], web.Response]:
-    return lambda _: web.Response(status=code, text=f"says {code}")
-
-
-def reset(request: web.Request) -> web.Response:
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
 
 
 async def test_a_sample_gets_one_log_probability_for_each_response_token(tmp_path: Path) -> None:
@@ -167,100 +106,6 @@ async def test_unusable_answers_are_never_used(tmp_path: Path, fault: Callable[[
         teacher.behaviour = once(fault, times=2)
         with pytest.raises(SampleError):
             await pool.score(sample())
-
-
-async def test_a_cut_connection_is_tried_again_without_using_up_retries(tmp_path: Path) -> None:
-    async with fake_teachers(1) as (teacher,), pool_of(config_for(tmp_path, [teacher.url], retries=0)) as pool:
-        teacher.behaviour = once(reset, times=3)
-        item = sample()
-        async with asyncio.timeout(30):
-            await pool.score(item)
-        assert item.teacher_logprobs is not None
-
-
-async def test_a_sample_that_cuts_every_connection_fails_instead_of_circling_for_ever(tmp_path: Path) -> None:
-    async with fake_teachers(1) as (teacher,), pool_of(config_for(tmp_path, [teacher.url], retries=0)) as pool:
-        teacher.behaviour = once(reset, times=99)
-        with pytest.raises(SampleError, match="broke 5 times"):
-            async with asyncio.timeout(60):
-                await pool.score(sample())
-
-
-async def test_a_hanging_replica_is_left_after_the_timeout(tmp_path: Path) -> None:
-    release = asyncio.Event()
-
-    async def hang(_: web.Request, body: dict[str, Any]) -> Any:
-        await release.wait()
-        return right_answer(body)
-
-    async with (
-        fake_teachers(2) as teachers,
-        pool_of(config_for(tmp_path, [t.url for t in teachers], timeout=1)) as pool,
-    ):
-        teachers[0].behaviour = hang
-        async with asyncio.timeout(30):
-            for group in range(4):
-                await pool.score(sample(group))
-        release.set()
-
-
-async def test_samples_are_held_while_no_replica_can_be_reached_and_go_on_when_one_is_back(tmp_path: Path) -> None:
-    async with fake_teachers(1) as (teacher,), pool_of(config_for(tmp_path, [teacher.url], retries=0)) as pool:
-        await teacher.stop()
-        scoring = [asyncio.create_task(pool.score(sample(group))) for group in range(8)]
-        await until(lambda: pool.unavailable == "teacher")
-        assert not any(task.done() for task in scoring)
-        await teacher.start()
-        async with asyncio.timeout(30):
-            await asyncio.gather(*scoring)
-        assert pool.unavailable is None
-
-
-async def test_a_server_that_still_loads_is_not_back_yet(tmp_path: Path) -> None:
-    async with fake_teachers(1) as (teacher,), pool_of(config_for(tmp_path, [teacher.url], retries=0)) as pool:
-        await teacher.stop()
-        scoring = asyncio.create_task(pool.score(sample()))
-        await until(lambda: pool.unavailable == "teacher")
-        teacher.healthy = False
-        await teacher.start()
-        client = pool.clients["teacher"]
-        await client._look(client.replicas[0])
-        assert not client.replicas[0].reachable
-        teacher.healthy = True
-        async with asyncio.timeout(30):
-            await scoring
-
-
-async def test_a_killed_teacher_loses_no_sample_in_flight(tmp_path: Path) -> None:
-    started = asyncio.Event()
-
-    async def slow(_: web.Request, body: dict[str, Any]) -> Any:
-        started.set()
-        await asyncio.sleep(30)
-        return right_answer(body)
-
-    async with (
-        fake_teachers(2) as teachers,
-        pool_of(config_for(tmp_path, [t.url for t in teachers], retries=0)) as pool,
-    ):
-        teachers[0].behaviour = slow
-        items = [sample(group) for group in range(16)]
-        scoring = [asyncio.create_task(pool.score(item)) for item in items]
-        await asyncio.wait_for(started.wait(), 10)
-        await teachers[0].stop()
-        async with asyncio.timeout(30):
-            await asyncio.gather(*scoring)
-    assert all(item.teacher_logprobs is not None for item in items)
-
-
-async def test_a_teacher_that_stays_away_ends_the_run_after_the_deadline(tmp_path: Path) -> None:
-    config = config_for(tmp_path, ["http://127.0.0.1:1"], lifecycle={"teacherReadyDeadlineSeconds": 1})
-    async with pool_of(config) as pool:
-        with pytest.raises(TrainerError, match="could be reached for 1 s") as caught:
-            async with asyncio.timeout(30):
-                await pool.score(sample())
-    assert caught.value.failure.reason is Reason.TEACHER_UNREACHABLE
-    assert caught.value.failure.failure_class is FailureClass.TEACHER
 
 
 async def test_ids_outside_the_vocabulary_never_reach_a_server(tmp_path: Path) -> None:
@@ -352,27 +197,6 @@ async def test_an_ensemble_mixes_probabilities_by_weight(tmp_path: Path) -> None
             await pool.score(item)
     expected = np.log([(np.exp(-0.09) + 3 * np.exp(-2.0)) / 4, (np.exp(-0.10) + 3 * np.exp(-3.0)) / 4])
     np.testing.assert_allclose(item.teacher_logprobs, expected, rtol=1e-5)
-
-
-async def test_new_addresses_of_a_name_are_found_when_the_old_ones_are_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with fake_teachers(2) as (old, new):
-        current = [old]
-
-        async def resolve(url: str) -> list[Any]:
-            from opd_trainer.teachers.resolver import Endpoint
-
-            return [Endpoint(teacher.url, "teacher.svc", "teacher.svc", False) for teacher in current]
-
-        monkeypatch.setattr(client_module, "resolve", resolve)
-        async with pool_of(config_for(tmp_path, ["http://teacher.svc"], retries=0)) as pool:
-            await pool.score(sample())
-            await old.stop()
-            current[:] = [new]
-            async with asyncio.timeout(30):
-                await pool.score(sample())
-    assert (len(old.bodies), len(new.bodies)) == (1, 1)
 
 
 async def test_every_request_is_told_to_the_listener(tmp_path: Path) -> None:
