@@ -1,7 +1,9 @@
 """Carries out a Plan: delete, secrets, create, apply, annotate, status, events, in this order.
 
 Each write is safe to repeat and safe to lose: names are deterministic, deletes name a UID, the status names the version it
-was computed from. A refusal is told to the next pass; a fault that outlives its retries ends the pass.
+was computed from. A version in which only somebody's annotations differ counts as the same: otherwise a busy writer of the
+OPDJob could keep its status from ever being written. A refusal is told to the next pass; a fault that outlives its retries
+ends the pass.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from opd_operator.recorder import Recorder
 from opd_operator.resources import CHILDREN, OPDJOB, OPDJOB_API_VERSION, OPDJOB_KIND, resource_of
 
 _CACHED = frozenset(CHILDREN.values())
+#: Conflicts with writers of other fields that one status write answers by itself; more of them are a new pass.
+STATUS_CONFLICTS = 10
 
 
 class Outcome(StrEnum):
@@ -114,12 +118,7 @@ class Executor:
 
     async def _confirm(self, job: Manifest) -> None:
         """Nothing is created for an OPDJob that is gone or that has changed since the decision."""
-        metadata = job["metadata"]
-        fresh = await self._cluster.get(OPDJOB, metadata["namespace"], metadata["name"])
-        if fresh is None or fresh["metadata"]["uid"] != metadata["uid"]:
-            raise _Gone
-        if fresh["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
-            self._cache.put(OPDJOB, trim(OPDJOB, fresh))
+        if _basis(await self._refresh(job)) != _basis(job):
             raise _Stale
 
     async def _delete(self, job: Manifest, deletion: Deletion, done: Execution) -> None:
@@ -194,31 +193,41 @@ class Executor:
         difference = merge_difference(current, status)
         if not difference:
             return
-        metadata = job["metadata"]
-        ref = ObjectRef(OPDJOB_API_VERSION, OPDJOB_KIND, metadata["namespace"], metadata["name"])
-        precondition = {"resourceVersion": metadata["resourceVersion"], "uid": metadata["uid"]}
-        try:
-            answer = await self._cluster.merge_patch(
-                ref, {"metadata": precondition, "status": difference}, subresource="status"
-            )
-        except ApiError as error:
-            if error.code == 404:
-                raise _Gone from error
-            if not error.conflict:
-                raise
-            await self._refresh(job)
-            raise _Stale from error
+        answer = await self._patch_status(job, difference)
         self._cache.put(OPDJOB, trim(OPDJOB, answer))
         done.writes += 1
         for failure_class in ended_attempts(current, status):
             self._metrics.attempts.labels(failure_class).inc()
 
-    async def _refresh(self, job: Manifest) -> None:
+    async def _patch_status(self, job: Manifest, difference: Manifest) -> Manifest:
+        """Patches the very version that the decision was made from, or one that differs from it in nothing that counts."""
+        metadata = job["metadata"]
+        ref = ObjectRef(OPDJOB_API_VERSION, OPDJOB_KIND, metadata["namespace"], metadata["name"])
+        version = metadata["resourceVersion"]
+        for _ in range(STATUS_CONFLICTS):
+            precondition = {"resourceVersion": version, "uid": metadata["uid"]}
+            patch = {"metadata": precondition, "status": difference}
+            try:
+                return await self._cluster.merge_patch(ref, patch, subresource="status")
+            except ApiError as error:
+                if error.code == 404:
+                    raise _Gone from error
+                if not error.conflict:
+                    raise
+            fresh = await self._refresh(job)
+            if _basis(fresh) != _basis(job):
+                raise _Stale
+            version = fresh["metadata"]["resourceVersion"]
+        raise _Stale
+
+    async def _refresh(self, job: Manifest) -> Manifest:
         metadata = job["metadata"]
         fresh = await self._cluster.get(OPDJOB, metadata["namespace"], metadata["name"])
         if fresh is None or fresh["metadata"]["uid"] != metadata["uid"]:
             raise _Gone
-        self._cache.put(OPDJOB, trim(OPDJOB, fresh))
+        trimmed = trim(OPDJOB, fresh)
+        self._cache.put(OPDJOB, trimmed)
+        return trimmed
 
     async def _existing(self, manifest: Manifest) -> Manifest | None:
         resource = resource_of(manifest["apiVersion"], manifest["kind"])
@@ -262,6 +271,12 @@ def ownership_problem(job: Manifest, existing: Manifest) -> WriteProblem | None:
     owner = f"{owners[0].get('kind')} {owners[0].get('name')}" if owners else "nobody"
     message = f"{ref.kind} {ref.name} exists and belongs to {owner}; delete or rename it, or rename the OPDJob"
     return WriteProblem(ref, WriteProblemKind.COLLISION, message)
+
+
+def _basis(job: Manifest) -> tuple[Any, ...]:
+    """What decisions are made from: all of an OPDJob but other people's labels and annotations."""
+    metadata = job["metadata"]
+    return metadata["uid"], metadata.get("deletionTimestamp"), job.get("spec"), job.get("status") or {}
 
 
 def merge_difference(current: Manifest, desired: Manifest) -> Manifest:

@@ -152,7 +152,7 @@ async def test_a_job_made_again_under_its_name_starts_from_nothing(
 async def test_another_writer_of_the_status_delays_nothing(
     start_operator: Any, create_job: Any, player: Player, api: Api
 ) -> None:
-    await start_operator()
+    operator = await start_operator()
     job = await create_job()
 
     async def write_for_ever() -> None:
@@ -167,9 +167,12 @@ async def test_another_writer_of_the_status_delays_nothing(
     writer = asyncio.create_task(write_for_ever())
     try:
         await job.reaches("Succeeded", seconds=90)
+        assert not writer.done(), "it wrote all the time"
     finally:
         writer.cancel()
     assert (await job.status())["attempt"] == 1
+    stale = await operator.metric("opd_operator_reconcile_seconds_count", outcome="stale")
+    assert stale <= 3, "an annotation of somebody else ends no pass"
 
 
 async def test_what_vanished_while_the_operator_was_away_is_made_again(

@@ -10,7 +10,7 @@ import pytest
 
 from opd_operator.cache import Cache, JobKey, trim
 from opd_operator.errors import ApiError, Unreachable
-from opd_operator.execute import Executor, Outcome, ended_attempts, merge_difference
+from opd_operator.execute import STATUS_CONFLICTS, Executor, Outcome, ended_attempts, merge_difference
 from opd_operator.metrics import Metrics
 from opd_operator.model import Kind, ObjectRef, WriteProblemKind
 from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, SecretRequest, StopRequest
@@ -286,11 +286,43 @@ async def test_a_status_conflict_is_read_again_and_events_wait(
     executor: Executor, api: Api, job: Manifest, cache: Cache
 ) -> None:
     api.objects["OPDJob", "math"]["metadata"]["resourceVersion"] = "900"
+    api.objects["OPDJob", "math"]["spec"] = {"suspend": True}
     event = PlannedEvent(EventType.NORMAL, "Accepted", "ok")
     done = await executor.execute(job, Plan(status={"phase": "Checking"}, events=(event,)))
     assert done.outcome is Outcome.STALE
     assert cache.job(MATH)["metadata"]["resourceVersion"] == "900"  # type: ignore[index]
     assert not any("Event" in call for call in api.calls)
+
+
+async def test_somebody_elses_annotation_delays_neither_children_nor_status(
+    executor: Executor, api: Api, job: Manifest
+) -> None:
+    held = api.objects["OPDJob", "math"]
+    held["metadata"] |= {"resourceVersion": "900", "annotations": {"team/owner": "me"}}
+    event = PlannedEvent(EventType.NORMAL, "Accepted", "ok")
+    done = await executor.execute(job, Plan(create=(child(),), status={"phase": "Checking"}, events=(event,)))
+    assert done.outcome is Outcome.CHANGED
+    assert ("ConfigMap", "math-config") in api.objects
+    assert api.objects["OPDJob", "math"]["status"] == {"phase": "Checking"}
+    assert api.objects["OPDJob", "math"]["metadata"]["annotations"] == {"team/owner": "me"}
+    assert any("create Event" in call for call in api.calls)
+
+
+async def test_a_status_that_somebody_else_wrote_is_never_overwritten(
+    executor: Executor, api: Api, job: Manifest
+) -> None:
+    api.objects["OPDJob", "math"]["metadata"]["resourceVersion"] = "900"
+    api.objects["OPDJob", "math"]["status"] = {"phase": "Failed"}
+    done = await executor.execute(job, Plan(status={"phase": "Checking"}))
+    assert done.outcome is Outcome.STALE
+    assert api.objects["OPDJob", "math"]["status"] == {"phase": "Failed"}
+
+
+async def test_endless_conflicts_end_the_pass(executor: Executor, api: Api, job: Manifest) -> None:
+    api.answers["patch/status OPDJob"] = ApiError(409, "Conflict", "changed")
+    done = await executor.execute(job, Plan(status={"phase": "Checking"}))
+    assert done.outcome is Outcome.STALE
+    assert api.calls.count("patch/status OPDJob/math") == STATUS_CONFLICTS
 
 
 async def test_deletes_name_the_uid_and_are_known_at_once(
