@@ -57,6 +57,7 @@ HINTS = {
     Reason.UNEXPECTED_ADMISSION: "The kubelet's view of its devices differs from the scheduler's; see the node's device plug-in.",
     Reason.POD_DELETED: "Somebody deleted the pod; the next attempt goes on from the last checkpoint.",
 }
+RESUME = "The next attempt goes on from the last checkpoint."
 QUOTA_HINT = "Wait for other jobs to end, or ask for a larger ResourceQuota."
 #: Most telling first: a job waits for the first of these that any of its pods shows.
 RANK = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from opd_api.vocabulary import CLASS_OF_EXIT_CODE, ExitCode, FailureClass, Reason
-from opd_operator.diagnose import last_words
+from opd_operator.diagnose import RESUME, last_words
 from opd_operator.model import Diagnosis, RayJobView
 
 EXIT_CODE = re.compile(r"exit code:? (-?\d+)")
@@ -21,7 +21,6 @@ HEAD_LOST = re.compile(
 )
 #: RayJob reasons that tell of KubeRay or the network, not of user code.
 INFRASTRUCTURE_REASONS = frozenset({"SubmissionFailed", "JobStatusCheckTimeoutExceeded"})
-RESUME = "The next attempt goes on from the last checkpoint."
 LOOK = "See <run directory>/logs/attempt-<n>/ on the claim."
 
 

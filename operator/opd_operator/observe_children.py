@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from opd_api.progress import FinalDocument
 from opd_api.vocabulary import Annotation, FailureClass, Label, Reason, Role
-from opd_operator.diagnose import creation_message, diagnose_creation, diagnose_pod, diagnose_pods
+from opd_operator.diagnose import RESUME, creation_message, diagnose_creation, diagnose_pod, diagnose_pods
 from opd_operator.model import Diagnosis, HeadState, Manifest, Owned, RayJobView, StepJob, StepState, TeacherView
 
 JOB_UID_LABELS = ("batch.kubernetes.io/controller-uid", "controller-uid")
@@ -179,7 +179,7 @@ def _disruption(going: Sequence[Manifest]) -> Diagnosis | None:
     if going:
         lost = Reason.HEAD_LOST if role_of(going[0]) == Role.HEAD else Reason.WORKER_LOST
         name = going[0]["metadata"]["name"]
-        return Diagnosis(FailureClass.INFRASTRUCTURE, lost, f"pod {name} ended", "See the pod's events.")
+        return Diagnosis(FailureClass.INFRASTRUCTURE, lost, f"pod {name} ended", RESUME)
     return None
 
 

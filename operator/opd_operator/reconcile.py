@@ -104,7 +104,7 @@ class Reconciler:
         self._memories[key] = (uid, memory)
         decided = plan(observation, self._now(), self._settings)
         done = await self._executor.execute(snapshot.job, decided)
-        if done.writes and decided.status is not None and (fault := decided.diagnosis) is not None:
+        if done.writes and decided.events and (fault := decided.diagnosis) is not None:
             words = {"class": fault.failure_class.value, "reason": fault.reason.value, "why": str(fault)}
             log.warning("diagnosis", extra=words)
         if done.namespace_terminating:

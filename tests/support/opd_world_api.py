@@ -123,6 +123,10 @@ class ApiServer:
         del self.objects[ref.kind, ref.name]
         self._collect(uid)
 
+    def vanish(self, kind: str, name: str) -> None:
+        """Somebody deletes an object; what it owned goes too."""
+        self._collect(self.objects.pop((kind, name))["metadata"]["uid"])
+
     def _collect(self, owner: str) -> None:
         """Garbage collection of what an object owned."""
         for key, item in list(self.objects.items()):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from opd_api.vocabulary import ConditionType, Reason
-from opd_operator.model import Observation
+from opd_api.vocabulary import ConditionType, FailureClass, Reason
+from opd_operator.model import Diagnosis, Observation
 from opd_operator.plan.accept import accept, corrected, first_visit, refused_writes, start_over
 from opd_operator.plan.check import check_inputs
 from opd_operator.plan.draft import Draft
@@ -62,9 +62,13 @@ def _advance(draft: Draft) -> None:
 def _kuberay_is_missing(draft: Draft) -> bool:
     """Without KubeRay there will be no student, so no teacher takes an accelerator. It may be installed at any time."""
     if draft.observation.kuberay_missing:
-        draft.wait(
-            Reason.KUBERAY_MISSING,
-            "this cluster does not serve RayJobs (ray.io/v1); install KubeRay 1.6 or newer, the job goes on by itself",
+        draft.wait_for(
+            Diagnosis(
+                FailureClass.CAPACITY,
+                Reason.KUBERAY_MISSING,
+                "this cluster does not serve RayJobs (ray.io/v1).",
+                "Install KubeRay 1.6 or newer; the job goes on by itself.",
+            )
         )
     return draft.observation.kuberay_missing
 

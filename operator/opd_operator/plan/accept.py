@@ -81,13 +81,11 @@ def refused_writes(draft: Draft) -> bool:
     collisions = [item for item in problems if item.kind is WriteProblemKind.COLLISION]
     if collisions:
         message = "; ".join(f"{item.ref.kind} {item.ref.name} belongs to somebody else" for item in collisions)
-        draft.set(
-            ConditionType.NAME_COLLISION,
-            Truth.TRUE,
-            Reason.NAME_COLLISION,
-            f"{message}. Rename the job or delete them.",
+        found = Diagnosis(
+            FailureClass.CONFIG, Reason.NAME_COLLISION, f"{message}.", "Rename the job, or delete what is in its way."
         )
-        draft.wait(Reason.NAME_COLLISION, message)
+        draft.set(ConditionType.NAME_COLLISION, Truth.TRUE, Reason.NAME_COLLISION, str(found))
+        draft.wait_for(found)
     else:
         draft.set(ConditionType.NAME_COLLISION, Truth.FALSE, Reason.RECEIVED)
     invalid = next((item for item in problems if item.kind is WriteProblemKind.INVALID), None)
@@ -117,9 +115,13 @@ def _wait_for_write(draft: Draft, problem: WriteProblem) -> None:
             Diagnosis(FailureClass.CAPACITY, Reason.QUOTA_EXCEEDED, f"{what}: {problem.message}", QUOTA_HINT)
         )
     elif problem.kind is WriteProblemKind.FORBIDDEN:
-        draft.wait(
-            Reason.WAITING,
-            f"the operator may not write {what}: {problem.message} Look at the chart's RBAC and at admission policies.",
+        draft.wait_for(
+            Diagnosis(
+                FailureClass.CONFIG,
+                Reason.WRITE_REFUSED,
+                f"the operator may not write {what}: {problem.message}",
+                "Look at the chart's RBAC and at the namespace's admission policies.",
+            )
         )
 
 

@@ -61,7 +61,7 @@ def _start(draft: Draft) -> bool:
     draft.next_attempt_time = None
     name, _ = draft.create_config()
     draft.create_once(Kind.JOB, check_job(draft.context, name))
-    _deadline(draft, None)
+    _deadline(draft, draft.diagnosis)
     return False
 
 

@@ -9,14 +9,13 @@ from enum import StrEnum
 from opd_api.progress import FinalDocument
 from opd_api.vocabulary import ConditionType, FailureClass, Outcome, Reason, TrainerPhase
 from opd_operator import diagnose_ray
-from opd_operator.diagnose import last_words
+from opd_operator.diagnose import RESUME, last_words
 from opd_operator.model import Diagnosis, Fact, HeadState, RayJobView
 from opd_operator.plan.check import from_document
 from opd_operator.plan.draft import Draft, moment
 
 #: How long a success document waits for KubeRay to agree. KubeRay 1.6 never does when the head is gone by then.
 AGREEMENT_SECONDS = 60.0
-RESUME = "The next attempt goes on from the last checkpoint."
 
 
 class EndKind(StrEnum):
@@ -64,7 +63,10 @@ def _by_document(draft: Draft, final: FinalDocument) -> End | None:
         return End(EndKind.FAILED, diagnosis, final.teacher)
     if final.checkpoint is None:
         return _failed(
-            FailureClass.INTERNAL, Reason.NO_FINAL_DOCUMENT, "the trainer says Succeeded but names no checkpoint", ""
+            FailureClass.INTERNAL,
+            Reason.NO_FINAL_DOCUMENT,
+            "the trainer says Succeeded but names no checkpoint",
+            diagnose_ray.LOOK,
         )
     view = draft.observation.ray_jobs.get(draft.attempt)
     if view is None or view.owned.deleting or diagnose_ray.succeeded(view):
@@ -75,7 +77,7 @@ def _by_document(draft: Draft, final: FinalDocument) -> End | None:
             Reason.RAY_JOB_FAILED,
             f"the trainer says Succeeded but the RayJob says {view.deployment_status}/{view.job_status}: "
             f"{last_words(view.message)}",
-            "",
+            diagnose_ray.LOOK,
         )
     if draft.lasts(Fact.FINAL_DOCUMENT, AGREEMENT_SECONDS):
         return End(EndKind.SUCCEEDED, _note(Reason.SUCCEEDED, final.message))
@@ -164,7 +166,7 @@ def _starting(draft: Draft, view: RayJobView | None) -> End | None:
         f"the student did not run {lifecycle.pre_running_deadline_seconds} s after it had its nodes",
         "See the events of the RayJob and its pods; raise lifecycle.preRunningDeadlineSeconds if images are large.",
     )
-    return End(EndKind.FAILED, waiting or late)
+    return End(EndKind.FAILED, waiting or draft.diagnosis or late)
 
 
 def _start_of_clock(draft: Draft, view: RayJobView | None) -> datetime:

@@ -69,7 +69,7 @@ def _start(draft: Draft, subjects: list[str]) -> None:
     draft.remove_all(step.owned for step in draft.observation.probes.values())
     name, _ = draft.create_config()
     draft.create_once(Kind.JOB, probe_job(draft.context, name, subjects))
-    _deadline(draft, None)
+    _deadline(draft, draft.diagnosis)
 
 
 def _failed(draft: Draft, step: StepJob) -> None:

@@ -134,11 +134,15 @@ def _judge(draft: Draft) -> None:
     if not late and crashing is None:
         return
     blamed = crashing or diagnosed or waiting[0]
-    diagnosis = blamed.diagnosis or Diagnosis(
-        FailureClass.TEACHER,
-        Reason.TEACHER_NOT_READY,
-        f"teacher {blamed.name} was not ready after {seconds} s",
-        "Raise startupTimeoutSeconds of the teacher and lifecycle.teacherReadyDeadlineSeconds if it only needs longer.",
+    diagnosis = (
+        blamed.diagnosis
+        or draft.diagnosis
+        or Diagnosis(
+            FailureClass.TEACHER,
+            Reason.TEACHER_NOT_READY,
+            f"teacher {blamed.name} was not ready after {seconds} s",
+            "Raise startupTimeoutSeconds of the teacher and lifecycle.teacherReadyDeadlineSeconds if it only needs longer.",
+        )
     )
     if diagnosis.failure_class in HOPELESS or not may_retry(draft, FailureClass.TEACHER):
         as_teacher = diagnosis.failure_class not in HOPELESS

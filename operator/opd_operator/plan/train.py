@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from opd_api.vocabulary import ConditionType, Outcome, Reason, TrainerPhase
+from opd_api.vocabulary import ConditionType, FailureClass, Outcome, Reason, TrainerPhase
+from opd_operator.model import Diagnosis
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.endings import End, EndKind, find_end
 from opd_operator.plan.outcome import attempt_failed, attempt_preempted, attempt_released, succeed
@@ -66,7 +67,14 @@ def _training(draft: Draft) -> None:
         why = next(
             (f" ({view.diagnosis})" for view in draft.observation.teachers if view.name == who and view.diagnosis), ""
         )
-        draft.wait(Reason.TEACHER_UNAVAILABLE, f"no replica of {who} answers{why}; samples are held, none is lost")
+        draft.wait_for(
+            Diagnosis(
+                FailureClass.TEACHER,
+                Reason.TEACHER_UNAVAILABLE,
+                f"no replica of {who} answers{why}; samples are held, none is lost.",
+                "Training goes on when one answers; lifecycle.teacherReadyDeadlineSeconds bounds the wait.",
+            )
+        )
 
 
 def _done_with_teachers(draft: Draft) -> bool:

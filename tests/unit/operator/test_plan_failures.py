@@ -1,205 +1,47 @@
-"""The table of failure classes: what each end of an attempt leads to."""
+"""What each end of an attempt leads to. The failures themselves are those of the table (tests/support/opd_failures)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
+from opd_failures import FAILURES
+from opd_failures.faults import OOM, head_gone, kuberay, says, success_contradicted
+from opd_failures.row import Failure, Step, Then
 from opd_world import World, final, job_document
 
 from opd_operator.plan.draft import MAX_ATTEMPTS
 from opd_operator.settings import Settings
 
-Fault = Callable[[World], None]
-
-
-def says(failure_class: str, **more: Any) -> Fault:
-    """The trainer leaves a final document with a class, then the RayJob fails."""
-
-    def fault(world: World) -> None:
-        world.final("Failed", world.status["attempt"], failureClass=failure_class, message="it broke", **more)
-        world.settle()
-
-    return fault
-
-
-def kuberay(after: float = 0.0, **status: str) -> Fault:
-    """KubeRay reports an end without a document."""
-
-    def fault(world: World) -> None:
-        world.ray(world.status["attempt"], **status)
-        world.settle()
-        world.after(6)
-
-    return fault
-
-
-def exit_code(code: int) -> Fault:
-    return kuberay(
-        jobDeploymentStatus="Failed",
-        jobStatus="FAILED",
-        reason="AppFailed",
-        message=f"Job entrypoint command failed with exit code {code}, last available logs:\n  boom",
-    )
-
-
-def head_gone(world: World) -> None:
-    world.remove_pods(f"math-{world.status['attempt']}-head")
-    world.settle()
-    world.after(6)
-
-
-def head_failed(reason: str, container: dict[str, Any] | None = None) -> Fault:
-    def fault(world: World) -> None:
-        pod = world.objects["Pod", f"math-{world.status['attempt']}-head"]
-        pod["status"] |= {"phase": "Failed", "reason": reason}
-        if container:
-            pod["status"]["containerStatuses"] = [{"name": "ray-head", "state": {"terminated": container}}]
-        world.settle()
-        world.after(6)
-
-    return fault
-
-
-def head_succeeded(world: World) -> None:
-    world.objects["Pod", f"math-{world.status['attempt']}-head"]["status"]["phase"] = "Succeeded"
-    world.settle()
-    world.after(6)
-
-
-def going(role: str, **condition: str) -> Fault:
-    """A pod is Terminating and no document comes within the grace."""
-
-    def fault(world: World) -> None:
-        world.terminate(f"math-{world.status['attempt']}-{role}", **condition)
-        world.settle()
-        world.after(119)
-        assert world.phase == "Training"
-        world.after(2)
-
-    return fault
-
-
-def silent(world: World) -> None:
-    world.after(181)
-
-
-def head_not_ready(world: World) -> None:
-    cluster = world.objects["RayCluster", f"math-{world.status['attempt']}-abcde"]
-    cluster["status"]["conditions"] = [{"type": "HeadPodReady", "status": "False"}]
-    world.settle()
-    world.after(61)
-
-
-def ray_job_deleted(world: World) -> None:
-    del world.objects["RayJob", f"math-{world.status['attempt']}"]
-    world.settle()
-    world.after(6)
-
-
-def stalled(world: World) -> None:
-    for _ in range(20):
-        data = world.objects["ConfigMap", "math-progress"]["data"]
-        world.heartbeat(1, attempt=world.status["attempt"], activity=7)
-        world.after(100)
-        assert data
-        if world.phase != "Training":
-            return
-
-
-def deadline(world: World) -> None:
-    world.edit(lifecycle={"activeDeadlineSeconds": 60})
-    world.after(61)
-
-
-def refused(world: World) -> None:
-    world.ray(
-        world.status["attempt"], jobDeploymentStatus="ValidationFailed", message="headGroupSpec has no containers"
-    )
-    world.settle()
-
-
-OOM = {"exitCode": 137, "reason": "OOMKilled"}
 RETRIED = [
-    ("Infrastructure", "RayJobFailed", says("Infrastructure")),
-    ("Infrastructure", "RayJobFailed", exit_code(75)),
-    ("Infrastructure", "RayJobFailed", exit_code(-9)),
-    ("Infrastructure", "RayJobStopped", kuberay(jobDeploymentStatus="Complete", jobStatus="STOPPED")),
-    (
-        "Infrastructure",
-        "HeadLost",
-        kuberay(jobDeploymentStatus="Failed", reason="AppFailed", message="Ray head pod not found."),
-    ),
-    (
-        "Infrastructure",
-        "HeadLost",
-        kuberay(
-            jobDeploymentStatus="Failed",
-            reason="AppFailed",
-            message="Submitter completed but Ray job not found in RayCluster.",
-        ),
-    ),
-    ("Infrastructure", "HeadLost", kuberay(jobDeploymentStatus="Failed", reason="JobStatusCheckTimeoutExceeded")),
-    ("Infrastructure", "HeadLost", kuberay(jobDeploymentStatus="Failed", reason="SubmissionFailed")),
-    ("Infrastructure", "HeadLost", head_gone),
-    ("Infrastructure", "HeadLost", head_succeeded),
-    ("Infrastructure", "OOMKilled", head_failed("", OOM)),
-    ("Infrastructure", "Evicted", head_failed("Evicted")),
-    ("Infrastructure", "NodeLost", head_failed("NodeLost")),
-    ("Infrastructure", "UnexpectedAdmission", head_failed("UnexpectedAdmissionError")),
-    ("Infrastructure", "UnexpectedAdmission", head_failed("OutOfnvidia.com/gpu")),
-    ("Infrastructure", "PodDeleted", going("head")),
-    ("Infrastructure", "PodDeleted", going("worker")),
-    ("Infrastructure", "Evicted", going("worker", reason="EvictionByEvictionAPI")),
-    ("Infrastructure", "PreemptedByScheduler", going("worker", reason="PreemptionByScheduler")),
-    ("Infrastructure", "NodeLost", going("head", reason="DeletionByTaintManager")),
-    ("Infrastructure", "RayClusterNotReady", head_not_ready),
-    ("Infrastructure", "HeartbeatTimeout", silent),
-    ("Infrastructure", "RayJobStopped", ray_job_deleted),
-    ("Internal", "InternalError", says("Internal")),
-    ("Internal", "RayJobFailed", exit_code(70)),
-    ("Internal", "RayJobFailed", exit_code(1)),
-    ("Internal", "NoFinalDocument", kuberay(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")),
-    ("Stall", "Stalled", stalled),
-    ("Stall", "Stalled", says("Stall")),
-    ("Teacher", "TeacherError", exit_code(69)),
-    ("Teacher", "TeacherUnreachable", says("Teacher", reason="TeacherUnreachable", teacher="big")),
+    failure
+    for failure in FAILURES
+    if failure.step is Step.TRAINING and failure.then in (Then.RETRIES, Then.ONCE, Then.RESTARTS)
 ]
-FINAL = [
-    ("ConfigError", says("Config")),
-    ("NotEnoughMemory", says("Config", reason="NotEnoughMemory")),
-    ("ConfigError", exit_code(64)),
-    ("RayJobInvalid", refused),
-    ("FailedFractionExceeded", says("Data", reason="FailedFractionExceeded")),
-    ("DataError", exit_code(65)),
-    ("DeadlineExceeded", deadline),
-]
+FINAL = [failure for failure in FAILURES if failure.step is Step.TRAINING and failure.then is Then.FAILS]
 
 
-@pytest.mark.parametrize(("failure", "reason", "fault"), RETRIED)
-def test_a_failure_that_is_worth_it_gets_a_new_attempt(failure: str, reason: str, fault: Fault) -> None:
+@pytest.mark.parametrize("failure", RETRIED, ids=lambda failure: failure.id)
+def test_a_failure_that_is_worth_it_gets_a_new_attempt(failure: Failure) -> None:
     world = World().training()
-    fault(world)
+    failure.cause(world)
     assert world.phase == "Retrying", world.condition("Failed")
     entry = world.attempt(1)
-    assert (entry["failureClass"], entry["reason"]) == (failure, reason)
+    assert (entry["failureClass"], entry["reason"]) == (failure.failure_class, failure.reason)
     assert entry["endTime"]
     assert world.names("RayJob") == []
     assert world.condition("Progressing")["reason"] == "BackOff"
-    assert world.status.get("retries") == (1 if failure == "Infrastructure" else 0)
-    if failure != "Teacher":
+    assert world.status.get("retries") == (failure.then is Then.RETRIES)
+    if failure.then is not Then.RESTARTS:
         assert world.names("Deployment") == ["math-teacher-big"]
 
 
-@pytest.mark.parametrize(("reason", "fault"), FINAL)
-def test_a_failure_that_would_come_back_ends_the_job(reason: str, fault: Fault) -> None:
+@pytest.mark.parametrize("failure", FINAL, ids=lambda failure: failure.id)
+def test_a_failure_that_would_come_back_ends_the_job(failure: Failure) -> None:
     world = World().training()
-    fault(world)
+    failure.cause(world)
     assert world.phase == "Failed"
-    assert world.condition("Failed")["reason"] == reason
+    assert world.condition("Failed")["reason"] == failure.reason
     assert world.condition("Succeeded")["status"] == "False"
-    assert world.status["reason"] == reason
+    assert world.status["reason"] == failure.reason
     assert world.accelerator_pods() == []
     assert world.condition("ResourcesReleased")["status"] == "True"
     assert world.status["completionTime"]
@@ -258,19 +100,6 @@ def test_the_limit_of_retries_ends_the_job() -> None:
     assert world.condition("Failed")["reason"] == "BackoffLimitExceeded"
     assert "gone" in world.condition("Failed")["message"]
     assert world.attempt(2)["failureClass"] == "Infrastructure"
-
-
-@pytest.mark.parametrize(("failure", "fault"), [("Internal", says("Internal")), ("Stall", says("Stall"))])
-def test_some_classes_are_retried_once(failure: str, fault: Fault) -> None:
-    world = World().training()
-    fault(world)
-    world.after(15)
-    world.ray_runs(2)
-    world.heartbeat(1, attempt=2)
-    world.settle()
-    fault(world)
-    assert world.phase == "Failed"
-    assert world.attempt(2)["failureClass"] == failure
 
 
 def test_a_preempted_attempt_is_not_counted() -> None:
@@ -416,20 +245,9 @@ def test_attempts_are_bounded_and_once_retried_classes_are_not_forgotten() -> No
     assert world.phase == "Failed"
 
 
-def test_a_success_document_without_a_checkpoint_is_a_fault_of_ours() -> None:
-    world = World().training()
-    world.final(checkpoint=None)
-    world.ray(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
-    world.settle()
-    assert world.attempt(1)["failureClass"] == "Internal"
-
-
 def test_a_success_document_that_kuberay_contradicts_is_a_fault_of_ours() -> None:
     world = World().training()
-    world.final()
-    world.ray(jobDeploymentStatus="Failed", jobStatus="FAILED", message="exit code 1")
-    world.settle()
-    assert world.attempt(1)["failureClass"] == "Internal"
+    success_contradicted(world)
     assert "RayJob says Failed/FAILED" in world.attempt(1)["message"]
 
 
@@ -461,9 +279,8 @@ def test_a_retry_is_told_by_an_event_with_class_and_reason() -> None:
 
 def test_a_teacher_that_somebody_deletes_during_training_is_put_back() -> None:
     world = World().training()
-    world.remove_pods("math-teacher-big")
     for kind in ("Deployment", "Service"):
-        del world.objects[kind, "math-teacher-big"]
+        world.vanish(kind, "math-teacher-big")
     world.settle()
     assert world.names("Deployment") == world.names("Service") == ["math-teacher-big"]
     assert world.phase == "Training"
