@@ -38,10 +38,12 @@ check: env-operator env-trainer ## format, lint, types, import contracts, genera
 	.venv-trainer/bin/lint-imports
 	.venv/bin/python -m opd_api.generate --check
 	.venv/bin/python tools/chart/values.py --check
+	.venv/bin/python tools/docs/failures.py --check
 
 generate: env-operator ## CRD, chart copy, documentation pages from the models
 	.venv/bin/python -m opd_api.generate
 	.venv/bin/python tools/chart/values.py
+	.venv/bin/python tools/docs/failures.py
 
 bench: bench-core bench-operator ## every benchmark with its bars
 
