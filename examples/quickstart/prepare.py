@@ -87,6 +87,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path, help="folder that becomes the claim (or `opd run --data`)")
     directory: Path = parser.parse_args().directory.resolve()
+    # Progress bars end up as one unreadable line where the output is a file.
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     models = directory / "models"
     if not (models / "teacher").is_dir():
         with tempfile.TemporaryDirectory() as scratch:
