@@ -280,6 +280,12 @@ def silent(world: World) -> None:
     world.after(181)
 
 
+def failed_and_never_ended(world: World) -> None:
+    world.ray(world.status["attempt"], jobDeploymentStatus="Running", jobStatus="FAILED")
+    world.settle()
+    world.after(181)
+
+
 def head_not_ready(world: World) -> None:
     cluster = world.objects["RayCluster", f"math-{world.status['attempt']}-abcde"]
     cluster["status"]["conditions"] = [{"type": "HeadPodReady", "status": "False"}]

@@ -79,6 +79,8 @@ KUBERAY = (
     _lost("ray-job-not-found", "KubeRay: the head does not know the job any more", faults.kuberay_failed("AppFailed", "Submitter completed but Ray job not found in RayCluster."), Reason.HEAD_LOST),
     _lost("dashboard-silent", "KubeRay 1.7: the dashboard does not answer", faults.kuberay_failed("JobStatusCheckTimeoutExceeded"), Reason.HEAD_LOST),
     _lost("submission-failed", "KubeRay: the job could not be submitted", faults.kuberay_failed("SubmissionFailed"), Reason.HEAD_LOST),
+    _lost("ray-failed-running", "KubeRay: submission failed, though the job still runs", faults.kuberay(jobDeploymentStatus="Failed", jobStatus="RUNNING", reason="SubmissionFailed"), Reason.HEAD_LOST),
+    _lost("ray-never-ends", "Ray says FAILED, KubeRay never ends the RayJob, no document", faults.failed_and_never_ended, Reason.HEARTBEAT_TIMEOUT),
     _lost("ray-stopped", "the Ray job is stopped from outside", faults.kuberay(jobDeploymentStatus="Complete", jobStatus="STOPPED"), Reason.RAY_JOB_STOPPED),
     _lost("exit-75", "exit code 75 without a document", faults.exit_code(75), Reason.RAY_JOB_FAILED, EXIT_CODES),
     _lost("killed", "the trainer is killed by a signal", faults.exit_code(-9), Reason.RAY_JOB_FAILED, f"{RUN}::test_kill_9_costs_the_steps_since_the_checkpoint_and_no_sample_is_counted_twice"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,8 @@ from virtual_time import run_virtual
 from opd_api.trainer_config import TrainerConfig
 from opd_api.vocabulary import Outcome, TrainerPhase
 from opd_trainer.controller.state import RunState
+from opd_trainer.interfaces import StepResult
+from opd_trainer.sample import Sample
 
 
 def test_a_synchronous_run_trains_every_step_on_its_own_weights(tmp_path: Path) -> None:
@@ -296,6 +299,35 @@ def test_the_cost_of_a_sample_does_not_grow_with_the_number_in_flight(tmp_path: 
     seconds_per_sample(tmp_path / "warm", 100)
     few, many = seconds_per_sample(tmp_path / "few", 250), seconds_per_sample(tmp_path / "many", 5000)
     assert many < 5 * few, f"{few * 1e3:.2f} ms with 250 in flight, {many * 1e3:.2f} ms with 5000"
+
+
+class ForgetfulLearner(FakeLearner):
+    """Keeps no batch, and counts the samples that somebody still holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[int] = []
+
+    async def step(self, samples: list[Sample], step: int) -> StepResult:
+        result = await super().step(samples, step)
+        self.batches.clear()
+        self.held.append(sum(isinstance(item, Sample) for item in gc.get_objects()))
+        return result
+
+
+def test_samples_are_let_go_when_their_step_is_done(tmp_path: Path) -> None:
+    """Steps cost host memory once, not each."""
+
+    async def main() -> None:
+        learner = ForgetfulLearner()
+        config = trainer_config(tmp_path / "run", training={"steps": 60}, rollout={"maxStaleness": 2})
+        final = await Rig(tmp_path / "run", config=config, learner=learner).controller.run()
+        assert final.outcome is Outcome.SUCCEEDED, final
+        early, late = max(learner.held[5:30]), max(learner.held[-25:])
+        assert late <= early, f"{early} samples are alive early in the run and {late} late in it"
+
+    gc.collect()
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
