@@ -39,6 +39,7 @@ check: env-operator env-trainer ## format, lint, types, import contracts, genera
 	.venv/bin/python -m opd_api.generate --check
 	.venv/bin/python tools/chart/values.py --check
 	.venv/bin/python tools/docs/failures.py --check
+	.venv/bin/python tools/dev/file_lengths.py
 
 generate: env-operator ## CRD, chart copy, documentation pages from the models
 	.venv/bin/python -m opd_api.generate

@@ -34,7 +34,14 @@ UNIT = (
     Run(
         "unit, operator environment",
         OPERATOR,
-        ("tests/unit/api", "tests/unit/operator", "tests/unit/chart", "tests/unit/cli", "tests/unit/cluster"),
+        (
+            "tests/unit/api",
+            "tests/unit/operator",
+            "tests/unit/chart",
+            "tests/unit/cli",
+            "tests/unit/cluster",
+            "tests/unit/docs",
+        ),
     ),
     Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer")),
 )
