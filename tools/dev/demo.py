@@ -110,16 +110,13 @@ def result_files(status: dict[str, object], claim: Path | None) -> dict[str, str
 
 
 def reverse_kl(report: Path) -> tuple[float, float] | None:
-    """Reverse KL of the first step and the mean of the last three, from the metrics beside the report."""
+    """Reverse KL on the held-out prompts before the first step and after the last, from the metrics beside the report."""
     metrics = report.parent.parent / "logs" / "metrics.jsonl"
     if not metrics.is_file():
         return None
-    values = [
-        row["opd_reverse_kl"]
-        for line in metrics.read_text().splitlines()
-        if "opd_reverse_kl" in (row := json.loads(line))
-    ]
-    return (values[0], sum(values[-3:]) / len(values[-3:])) if values else None
+    rows = map(json.loads, metrics.read_text().splitlines())
+    values = {row["step"]: row["eval_opd_reverse_kl"] for row in rows if "eval_opd_reverse_kl" in row}
+    return (values[min(values)], values[max(values)]) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -200,7 +197,7 @@ def show_result(status: dict[str, object], target: Target) -> None:
     if scores:
         before, after = scores
         print(
-            f"\nreverse KL     {before:.3f} nats before, {after:.3f} after: {100 * after / before:.0f} % of its start"
+            f"\nreverse KL     {before:.3f} nats a token before, {after:.3f} after, on held-out prompts: {100 * after / before:.0f} % of its start"
         )
 
 
