@@ -21,7 +21,7 @@ TOP_K = 3
 SELECTIONS = ("teacher_topk", "student_topk", "union", "intersection")
 ALPHA = 0.2
 
-_STEPS = 70
+STEPS = 70
 _ZERO = 1e-12
 
 Field = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -219,8 +219,12 @@ def evaluate(signal: str, estimator: str, tail: str, field: Field, selections: t
 def _descend(field: Field, start: Tensor) -> Tensor:
     """Gradient descent with steps that are long where the gradient is small and bounded where it is steep."""
     logits = start
-    for _ in range(_STEPS):
-        gradient = field(logits)[1]
-        steepest = gradient.abs().amax(-1, keepdim=True)
-        logits = torch.log_softmax(logits - 4 * gradient / (1 + 8 * steepest), -1).clamp_min(-60)
+    for _ in range(STEPS):
+        logits = step(logits, field(logits)[1])
     return logits
+
+
+def step(logits: Tensor, gradient: Tensor) -> Tensor:
+    """One step of descent on logits [..., V]."""
+    steepest = gradient.abs().amax(-1, keepdim=True)
+    return torch.log_softmax(logits - 4 * gradient / (1 + 8 * steepest), -1).clamp_min(-60)

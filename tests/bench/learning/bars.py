@@ -1,0 +1,74 @@
+"""From curves to a verdict. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One training run as it is seen from outside; the first point is the untrained student at 0 seconds."""
+
+    side: str
+    learning_rate: float
+    steps: Sequence[float]
+    seconds: Sequence[float]
+    cpu_seconds: Sequence[float]
+    reverse_kl: Sequence[float]
+    length: Sequence[float]
+
+    def reach(self, level: float, axis: str) -> float | None:
+        """Where on `axis` (steps, seconds, cpu_seconds) the KL first is at `level`, linear between points; None: never."""
+        x = getattr(self, axis)
+        for i in range(1, len(x)):
+            before, after = self.reverse_kl[i - 1], self.reverse_kl[i]
+            if after <= level:
+                return x[i - 1] + (x[i] - x[i - 1]) * (before - level) / (before - after)
+        return None
+
+
+def best(curves: Sequence[Curve], share: float, clock: str) -> Curve | None:
+    """The curve that is first at `share` of its start; None when none gets there."""
+    reached = [(curve.reach(share * curve.reverse_kl[0], clock), curve) for curve in curves]
+    there = [(when, curve) for when, curve in reached if when is not None]
+    return min(there, key=lambda pair: pair[0])[1] if there else None
+
+
+def check_signals(rows: Sequence[Mapping[str, Any]], bars: Mapping[str, Any]) -> list[str]:
+    """What was missed: every signal ends at no more than `of_start` of the start, outside the noise of the measurement."""
+    missed = []
+    for row in rows:
+        before, after = row["before"], row["after"]
+        noise = (before["standard_error"] ** 2 + after["standard_error"] ** 2) ** 0.5
+        if after["reverse_kl"] > bars["of_start"] * before["reverse_kl"]:
+            missed.append(
+                f"{row['name']}: {before['reverse_kl']:.3f} -> {after['reverse_kl']:.3f}, the bar is {bars['of_start']} of it"
+            )
+        elif before["reverse_kl"] - after["reverse_kl"] < 2 * noise:
+            missed.append(f"{row['name']}: the fall is within the noise of the measurement")
+    return missed
+
+
+def check_against_peer(ours: Sequence[Curve], peer: Sequence[Curve], bars: Mapping[str, Any], clock: str) -> list[str]:
+    """What was missed of the learning bar, by one of the clocks. Best of the learning rates on each side."""
+    share = bars["of_start"]
+    mine, theirs = best(ours, share, clock), best(peer, share, clock)
+    if mine is None:
+        return [f"ours never reaches {share} of the start"]
+    missed = []
+    change = abs(mine.length[-1] / mine.length[0] - 1)
+    if change > bars["length_change"]:
+        missed.append(f"ours: answers change by {change:.0%} in length, the bar is {bars['length_change']:.0%}")
+    if theirs is None:
+        return missed
+    level = share * theirs.reverse_kl[0]
+    steps = theirs.reach(level, "steps")
+    assert steps is not None
+    if steps < bars["peer_steps_at_least"]:
+        missed.append(f"the recipe does not separate: the peer needs {steps:.1f} steps")
+    ratio = mine.reach(share * mine.reverse_kl[0], clock) / theirs.reach(level, clock)
+    if ratio > bars["of_peer"]:
+        missed.append(f"ours needs {ratio:.2f} of the peer's {clock}, the bar is {bars['of_peer']}")
+    return missed

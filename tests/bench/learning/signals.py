@@ -1,0 +1,95 @@
+"""Does every documented signal learn? A table, a picture, and failure when a bar of tests/bench/bars.yaml is missed.
+
+Each signal is a short run of our trainer on SmolLM2-135M, whose student is measured from outside before and after, and the
+pairs that go elsewhere are followed on eight tokens. `signals.py --only k1-advantage` measures some anew and keeps the
+others' results, `--redraw` only draws. Results are in results/signals.json, the page is docs/experiments.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import recipe
+import yaml
+from bars import check_signals
+
+STEPS, EVERY, PROMPTS_PER_STEP, LEARNING_RATE = 8, 4, 8, 5e-5
+_TOP = {"signal": "loss", "topK": 32, "tail": "tail"}
+SIGNALS: dict[str, dict[str, Any]] = {
+    "k1-advantage": {"signal": "advantage", "divergence": "reverse_kl"},
+    "k1-advantage, TROPD α 0.2": {"signal": "advantage", "divergence": "reverse_kl", "proximalTeacherAlpha": 0.2},
+    "k2-loss": {"signal": "loss", "divergence": "k2"},
+    "teacher-top-k forward KL": {**_TOP, "tokenSelection": "teacher_topk", "divergence": "forward_kl"},
+    "teacher-top-k reverse KL": {**_TOP, "tokenSelection": "teacher_topk", "divergence": "reverse_kl"},
+    "teacher-top-k JSD": {**_TOP, "tokenSelection": "teacher_topk", "divergence": "jsd"},
+    "student-top-k reverse KL": {**_TOP, "tokenSelection": "student_topk", "divergence": "reverse_kl"},
+    "student-top-k, tail sampled": {
+        **_TOP,
+        "tokenSelection": "student_topk",
+        "divergence": "reverse_kl",
+        "tail": "sampled",
+    },
+    "union JSD": {**_TOP, "tokenSelection": "union", "divergence": "jsd"},
+    "full reverse KL": {"signal": "loss", "tokenSelection": "full", "divergence": "reverse_kl"},
+}
+
+
+def run(name: str, folders: recipe.Folders, work: Path, threads: int) -> dict[str, Any]:
+    """One signal: the run, and its students as seen from outside."""
+    out = work / "signals" / name.replace(" ", "-")
+    backend = "inprocess" if SIGNALS[name].get("tokenSelection") == "full" else "transformers"
+    options = {
+        "job": {"backend": backend, "distillation": SIGNALS[name]},
+        "learning_rate": LEARNING_RATE,
+        "steps": STEPS,
+        "every": EVERY,
+        "prompts_per_step": PROMPTS_PER_STEP,
+        "student": "student",
+        "data": str(folders.data),
+        "out": str(out),
+    }
+    recipe.run(recipe.OURS_PYTHON, "ours.py", options, threads=threads)
+    after = recipe.seen_from_outside(folders, out, threads=threads)
+    shutil.rmtree(out)
+    return {"name": name, "distillation": SIGNALS[name], "curve": after, "after": after[str(STEPS)]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", action="append", choices=list(SIGNALS), help="measure this one; all when absent")
+    parser.add_argument("--missing", action="store_true", help="measure what has no result yet")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=recipe.WORK)
+    options = parser.parse_args()
+    results = recipe.Results("signals")
+    if not options.redraw:
+        folders = recipe.prepare(options.work / "data")
+        before = recipe.untrained(folders, "student", options.work, threads=options.threads)
+        wanted = [n for n in options.only or SIGNALS if not (options.missing and n in results.rows)]
+        for name in wanted:
+            print(f"  {name}", file=sys.stderr, flush=True)
+            results.put(name, run(name, folders, options.work, options.threads) | {"before": before})
+        out = options.work / "elsewhere.json"
+        recipe.run(recipe.OURS_PYTHON, "elsewhere.py", {"out": str(out)}, threads=options.threads)
+        results.put("elsewhere", json.loads(out.read_text()))
+    rows = [results.rows[name] for name in SIGNALS if name in results.rows]
+    recipe.run(recipe.OURS_PYTHON, "draw.py", {"what": "signals"}, threads=options.threads)
+    missed = check_signals(rows, yaml.safe_load(recipe.BARS.read_text())["learning"]["signals"])
+    missed += [f"{name}: no result" for name in SIGNALS if name not in results.rows]
+    missed += [
+        f"{pair['name']}: ends at {pair['seen']:.2f}, docs/what-is-optimised.md says {pair['expected']:.2f}"
+        for pair in results.rows["elsewhere"]
+        if not pair["agrees"]
+    ]
+    print("\n".join(f"MISSED {line}" for line in missed) or "all bars met")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
