@@ -23,11 +23,13 @@ def follow(draft: Draft) -> None:
 
 
 def observe_attempt(draft: Draft) -> None:
-    """Conditions of a live attempt. Creates the RayJob again as long as it was never seen."""
+    """Conditions of a live attempt. Creates the RayJob again as long as neither it nor a pod of it was seen: where pods are
+    left of one that somebody deleted at once, a second one of the same number would be a second trainer that the fence in
+    the run directory cannot tell apart."""
     view = draft.observation.ray_jobs.get(draft.attempt)
     if view is not None:
         draft.set(ConditionType.RAY_JOB_CREATED, Truth.TRUE, Reason.RAY_JOB_CREATED, f"RayJob {view.owned.name}")
-    elif not draft.is_true(ConditionType.RAY_JOB_CREATED):
+    elif not draft.is_true(ConditionType.RAY_JOB_CREATED) and not draft.observation.student_pods.get(draft.attempt):
         create(draft)
     _training(draft)
     if _done_with_teachers(draft):

@@ -71,3 +71,18 @@ def test_a_kill_at_any_write_changes_nothing_in_the_end(story: Callable[[World],
         assert left(world) == left(reference), f"killed at write {number}"
         assert sorted(world.created) == sorted(reference.created), f"killed at write {number}"
         assert world.accelerator_pods() == []
+
+
+def test_a_ray_job_deleted_before_it_was_told_is_not_made_again_beside_its_own_pods() -> None:
+    world = World().ready()
+    world.end_job("probe", final())
+    while ("RayJob", "math-1") not in world.objects:
+        world.step()
+    world.ray_starts()
+    del world.objects["RayJob", "math-1"]
+    world.restart_operator().settle()
+    assert world.condition("RayJobCreated")["status"] == "False"
+    assert world.names("RayJob") == [], "its pods still write, under the number of this attempt"
+    world.remove_pods("math-1-")
+    world.settle()
+    assert world.names("RayJob") == ["math-1"]
