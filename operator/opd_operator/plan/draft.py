@@ -140,6 +140,11 @@ class Draft:
 
     # --- conditions ---
 
+    @property
+    def stored(self) -> dict[str, Condition]:
+        """Conditions as they are stored, by type."""
+        return {condition.type: condition for condition in self.job.status.conditions}
+
     def is_true(self, kind: ConditionType) -> bool:
         """Whether a condition is True."""
         return self.truth(kind) is Truth.TRUE
@@ -160,15 +165,16 @@ class Draft:
         return (moment(condition.last_transition_time) if condition else None) or self.now
 
     def set(self, kind: ConditionType, truth: Truth, reason: Reason, message: str = "") -> None:
-        """Set a condition; the transition time moves with the status only."""
-        old = self.conditions.get(kind)
-        changed = old is None or old.status != truth.value
+        """Set a condition. The transition time moves with the stored status only: one that a pass sets and takes back did not
+        move for those who read it."""
+        known = (self.stored.get(kind), self.conditions.get(kind))
+        same = next((item for item in known if item is not None and item.status == truth.value), None)
         self.conditions[kind] = Condition(
             type=kind.value,
             status=truth.value,
             reason=reason.value,
             message=message[:MESSAGE_LIMIT],
-            last_transition_time=stamp(self.now) if old is None or changed else old.last_transition_time,
+            last_transition_time=same.last_transition_time if same is not None else stamp(self.now),
             observed_generation=self.job.generation,
         )
 

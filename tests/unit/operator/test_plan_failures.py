@@ -301,3 +301,17 @@ def test_a_progress_document_that_cannot_be_read_is_named_when_the_heartbeat_run
     world.after(181)
     assert world.attempt(1)["reason"] == "HeartbeatTimeout"
     assert "unreadable" in world.attempt(1)["message"]
+
+
+def test_a_condition_that_a_pass_sets_and_takes_back_keeps_its_time() -> None:
+    world = World().probed()
+    world.ray_runs()
+    world.settle()
+    before = world.condition("TrainingRunning")
+    assert before["status"] == "False"
+    world.heartbeat()
+    world.final("Failed", failureClass="Data", message="no samples")
+    world.after(7)
+    assert world.phase == "Failed"
+    assert world.condition("TrainingRunning")["status"] == "False"
+    assert world.condition("TrainingRunning")["lastTransitionTime"] == before["lastTransitionTime"]
