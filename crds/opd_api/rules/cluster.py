@@ -1,4 +1,4 @@
-"""Rules 18, 20 to 23: steps, names, storage, accelerators and suspension."""
+"""Rules 18, 20 to 23 and 27: steps, names, storage, accelerators, suspension and secrets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from opd_api.v1alpha1 import Device, OPDJob, WeightSync
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_LIMIT = 40
+#: Names of variables that hold something to be kept secret.
+SECRETIVE = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)", re.I)
 
 
 @rule(18, "StepsXorEpochs", Level.ERROR, "exactly one of steps and epochs")
@@ -109,6 +111,17 @@ def suspend_loses_work(job: OPDJob) -> Hits:
         )
 
 
+@rule(27, "SecretInLiteral", Level.WARNING, "secrets come from Secrets, not from literals")
+def secret_in_literal(job: OPDJob) -> Hits:
+    remedy = "is readable by everybody who may read the job. Write valueFrom: {secretKeyRef: {name: …, key: …}}"
+    for index, variable in enumerate(job.spec.runtime.env):
+        if variable.value and SECRETIVE.search(variable.name):
+            yield f"spec.runtime.env[{index}].value", f"{variable.name} {remedy} instead of value."
+    for name in (job.spec.ray.runtime_env or {}).get("env_vars", {}):
+        if SECRETIVE.search(name):
+            yield "spec.ray.runtimeEnv", f"{name} {remedy} in runtime.env instead; Ray shows its runtime environment."
+
+
 RULES = (
     steps_xor_epochs,
     partial_needs_staleness,
@@ -119,4 +132,5 @@ RULES = (
     cpu_nccl,
     engine_over_worker,
     suspend_loses_work,
+    secret_in_literal,
 )

@@ -318,6 +318,19 @@ EXAMPLES = (
         TOPK | {f"{D}.discountFactor": 0.5},
     ),
     Example("HasNoEffect", "spec.teachers[0].args", EXTERNAL | {"spec.teachers.0.args": ["--x"]}, EXTERNAL),
+    # 27: secrets
+    Example(
+        "SecretInLiteral",
+        "spec.runtime.env[1].value",
+        {
+            "spec.runtime.env": [
+                {"name": "TOKENIZERS_PARALLELISM", "value": "true"},
+                {"name": "HF_TOKEN", "value": "hf"},
+            ]
+        },
+        {"spec.runtime.env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]},
+    ),
+    Example("SecretInLiteral", "spec.ray.runtimeEnv", {"spec.ray.runtimeEnv": {"env_vars": {"WANDB_API_KEY": "x"}}}),
 )
 
 #: A change for each row of UNREAD (opd_api.rules.effect) that writes the value where nothing reads it.
