@@ -113,12 +113,13 @@ class Api:
     async def delete(self, found: Manifest, grace_seconds: int | None = None) -> None:
         await self.cluster.delete(Deletion(ObjectRef.of(found), found["metadata"]["uid"], grace_seconds=grace_seconds))
 
-    async def post(self, path: str, body: Manifest) -> None:
-        """POST to a path that the operator has no business with (bindings)."""
+    async def post(self, path: str, body: Manifest) -> Manifest:
+        """POST to a path that the operator has no business with (bindings, reviews); the answer."""
         answer = await self.cluster._client.call_api(
             "POST", self.cluster.server + path, {"Content-Type": "application/json"}, body
         )
-        await answer.read()
+        found: Manifest = json.loads(await answer.read())
+        return found
 
 
 class Player:

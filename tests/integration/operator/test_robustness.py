@@ -237,22 +237,3 @@ async def test_a_dying_namespace_is_left_in_peace(
     assert not faults
     created = [line for line in operator.logs() if line["message"] == "write refused"]
     assert len(created) < 10, "no loop of refused writes"
-
-
-async def test_no_secret_is_in_logs_status_events_or_commands(
-    start_operator: Any, create_job: Any, player: Player, control_plane: Any
-) -> None:
-    player.script.hold_at_step = 1
-    operator = await start_operator(log_level="DEBUG")
-    job = await create_job()
-    await job.reaches("Training")
-    names = control_plane.kubectl("-n", job.namespace, "get", "secrets", "-o", "jsonpath={.items[*].metadata.name}")
-    (keys,) = [name for name in names.split() if name.endswith("-keys")]
-    template = "{{range .data}}{{. | base64decode}} {{end}}"
-    values = control_plane.kubectl("-n", job.namespace, "get", "secret", keys, "-o", f"go-template={template}").split()
-    assert values
-    kinds = "pods,deployments,jobs,configmaps,rayjobs,rayclusters,opdjobs,events,services,networkpolicies"
-    everything = control_plane.kubectl("-n", job.namespace, "get", kinds, "-o", "yaml") + operator.log.read_text()
-    for value in values:
-        assert len(value) >= 43
-        assert value not in everything
