@@ -4,7 +4,7 @@ PATH := $(CURDIR)/.venv/bin:$(HOME)/.cache/opd/uv/bin:$(PATH)
 export PATH
 RUN_TESTS := .venv/bin/python tools/dev/run_tests.py
 
-.PHONY: help demo demo-down test test-all test-unit check generate bench bench-core bench-operator env-operator env-trainer
+.PHONY: help demo demo-down test test-all test-unit check generate bench bench-core bench-operator chaos env-operator env-trainer
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "%-16s %s\n", $$1, $$2}'
@@ -53,3 +53,6 @@ bench-core: env-operator env-trainer ## the OPD core against its published peers
 
 bench-operator: env-operator ## the operator on a real API server
 	.venv/bin/python tests/bench/operator/run.py
+
+chaos: env-operator ## 2,000 random schedules on a real API server; SEED=n plays the round of that seed again
+	.venv/bin/python tests/chaos/run.py $(if $(SEED),--seed $(SEED)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(LIVES),--lives $(LIVES))

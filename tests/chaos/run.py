@@ -31,16 +31,24 @@ def main() -> int:
         "--seed", type=int, help="seed of the first round; with it alone, that round is played and no other"
     )
     parser.add_argument("--schedules", type=int, help=f"lives in all, {LIVES} a round; {SCHEDULES} without --seed")
+    parser.add_argument("--lives", type=int, default=LIVES, help="lives in a round")
     parser.add_argument("--together", type=int, default=LIVES, help="lives side by side")
     parser.add_argument("--life", help="play only this life of the rounds, for example job07")
     parser.add_argument("--minutes", type=float, default=90.0, help="no new round begins after so many minutes")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "chaos", help="folder for failing schedules")
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1, 10**6)
-    schedules = given.schedules or (LIVES if given.seed is not None else SCHEDULES)
-    rounds = max(1, round(schedules / LIVES))
-    print(f"seeds {seed} to {seed + rounds - 1}: {rounds} rounds of {LIVES} lives", flush=True)
-    campaign = Campaign(range(seed, seed + rounds), given.together, given.minutes * 60, given.out, only_life=given.life)
+    schedules = given.schedules or (given.lives if given.seed is not None else SCHEDULES)
+    rounds = max(1, round(schedules / given.lives))
+    print(f"seeds {seed} to {seed + rounds - 1}: {rounds} rounds of {given.lives} lives", flush=True)
+    campaign = Campaign(
+        range(seed, seed + rounds),
+        given.together,
+        given.minutes * 60,
+        given.out,
+        lives=given.lives,
+        only_life=given.life,
+    )
     logging.disable(logging.CRITICAL)  # operators that die leave thousands of lines
     with a_control_plane() as kubeconfig:
         started = time.monotonic()

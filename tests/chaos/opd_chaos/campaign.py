@@ -14,7 +14,7 @@ from pathlib import Path
 from operator_player import NODE
 
 from opd_chaos.round import Result, Stage, only, play
-from opd_chaos.schedule import make_round
+from opd_chaos.schedule import LIVES, make_round
 from opd_cluster import cluster
 
 PREFIX = "chaos-"
@@ -46,11 +46,12 @@ class Campaign:
         seconds: float,
         out: Path,
         *,
+        lives: int = LIVES,
         only_life: str | None = None,
         say: Callable[[str], None] = lambda line: print(line, flush=True),
     ) -> None:
         self._seeds, self._together, self._seconds, self._out = seeds, together, seconds, out
-        self._only_life, self._say = only_life, say
+        self._lives, self._only_life, self._say = lives, only_life, say
         self.results: list[Result] = []
         self._started = 0.0
 
@@ -76,7 +77,7 @@ class Campaign:
         for seed in queue:
             if time.monotonic() - self._started > self._seconds:
                 return
-            plan = make_round(seed)
+            plan = make_round(seed, self._lives)
             if self._only_life:
                 plan = only(plan, self._only_life)
             result = await play(stage, plan)
@@ -88,7 +89,7 @@ class Campaign:
                     self._say(
                         f"  BROKEN {violation.rule}: {violation.job} {violation.message[:600]} (version {violation.version})"
                     )
-                self._say(f"  schedule and record: {path}; again: make chaos SEED={seed}")
+                self._say(f"  schedule and record: {path}; again: {result.replay}")
             result.stories.clear()
 
     def _tell(self, result: Result) -> None:

@@ -111,7 +111,8 @@ class ProcessBody:
         config = {"apiVersion": "v1", "kind": "Config", "clusters": [cluster], "contexts": [context], "users": [user]}
         file = folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(config | {"current-context": "c"}))
-        environment = {"KUBECONFIG": str(file), "PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
+        environment = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
+        environment["KUBECONFIG"] = str(file)
         for key, value in told.items():
             environment[f"OPD_OPERATOR_{key.upper()}"] = ",".join(value) if isinstance(value, tuple) else str(value)
         self._log = folder / f"{name}.log"

@@ -20,7 +20,7 @@ from opd_chaos.invariants import check
 from opd_chaos.observer import Observer, until
 from opd_chaos.operators import OLD_PODS_EXTRA_SECONDS, Replica, scratch
 from opd_chaos.record import Story, Violation
-from opd_chaos.schedule import Life, Round
+from opd_chaos.schedule import LIVES, Life, Round
 from opd_chaos.world import World
 from opd_operator.errors import ApiError
 
@@ -45,13 +45,18 @@ class Result:
     faults: Counter[str]
     stories: dict[str, Story] = field(default_factory=dict)
 
+    @property
+    def replay(self) -> str:
+        """How to play the same schedule again."""
+        return f"make chaos SEED={self.seed}" + (f" LIVES={self.lives}" if self.lives != LIVES else "")
+
     def write(self, folder: Path, plan: Round) -> Path:
         """The schedule, what was broken, and the record of the broken lives."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"round-{self.seed}.json"
         broken = {violation.job.partition("/")[0] for violation in self.violations}
         content = {
-            "replay": f"make chaos SEED={self.seed}",
+            "replay": self.replay,
             "violations": [asdict(violation) for violation in self.violations],
             "schedule": asdict(plan),
             "records": {
