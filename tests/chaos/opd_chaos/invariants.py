@@ -224,6 +224,39 @@ def terminal_holds_no_teacher(chapter: Chapter) -> Iterator[Violation]:
                 )
 
 
+def released_is_true(chapter: Chapter) -> Iterator[Violation]:
+    """Where the status says that no accelerator is held, no pod holds one: on a node, not ended, and there for a while."""
+    holders: dict[str, Entry] = {}
+    for entry in chapter.entries:
+        if entry.kind == "Pod" and label(entry, "role") in ("teacher", "head", "worker"):
+            holds = (
+                bool((entry.object.get("spec") or {}).get("nodeName")) and status(entry).get("phase") not in TERMINAL
+            )
+            if holds and entry.change != "DELETED":
+                holders.setdefault(entry.uid, entry)
+            else:
+                holders.pop(entry.uid, None)
+        elif entry.kind == "OPDJob" and entry.change != "DELETED":
+            for kind in ("ResourcesReleased", "Suspended"):
+                if conditions(entry).get(kind, {}).get("status") == "True":
+                    for pod in holders.values():
+                        if entry.at - pod.at > BLIND_SECONDS:
+                            yield chapter.violation(
+                                "released", f"{kind} is True, but {pod.name} holds accelerators", entry
+                            )
+
+
+def limits(chapter: Chapter) -> Iterator[Violation]:
+    """No more retries than the spec allows at any time, and one restart of the teachers."""
+    allowed = 0
+    for entry in chapter.jobs:
+        allowed = max(allowed, int(((entry.object.get("spec") or {}).get("lifecycle") or {}).get("backoffLimit", 3)))
+        found = status(entry)
+        for name, limit in (("retries", allowed), ("teacherRestarts", 1)):
+            if (found.get(name) or 0) > limit:
+                yield chapter.violation("limits", f"{name} is {found[name]} where {limit} are allowed", entry)
+
+
 def calm_succeeds(chapter: Chapter) -> Iterator[Violation]:
     """A job to which nothing happened succeeds, in one attempt, with all of its steps."""
     if not chapter.story.calm:
@@ -245,6 +278,8 @@ RULES: tuple[Callable[[Chapter], Iterable[Violation]], ...] = (
     one_live_attempt,
     nothing_doubled,
     terminal_holds_no_teacher,
+    released_is_true,
+    limits,
     calm_succeeds,
     monotone,
     observed_generation,

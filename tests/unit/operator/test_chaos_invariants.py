@@ -271,6 +271,24 @@ def test_a_job_to_which_nothing_happened_succeeds_in_its_first_attempt() -> None
     assert rules(tape, calm=True) == {"calm"}
 
 
+@pytest.mark.parametrize("condition", ["ResourcesReleased", "Suspended"])
+def test_nobody_says_released_while_a_pod_holds_an_accelerator(condition: str) -> None:
+    tape = to_training()
+    tape.put("Pod", "head-1", spec={"nodeName": "node"})
+    tape.wait(60)
+    said = [{"type": condition, "status": "True", "lastTransitionTime": "12:00"}]
+    held = copy.deepcopy(tape).says("Training", conditions=said)
+    tape.put("Pod", "head-1", status={"phase": "Failed"})
+    assert rules(held) == {"released"}
+    assert rules(tape.says("Training", conditions=said)) == set()
+
+
+@pytest.mark.parametrize(("counter", "limit"), [("retries", 3), ("teacherRestarts", 1)])
+def test_there_are_no_more_retries_than_allowed(counter: str, limit: int) -> None:
+    assert rules(to_training().says("Training", **{counter: limit})) == set()
+    assert rules(to_training().says("Training", **{counter: limit + 1})) == {"limits"}
+
+
 # --- what only goes forward ---
 
 
@@ -278,7 +296,7 @@ def test_a_job_to_which_nothing_happened_succeeds_in_its_first_attempt() -> None
 def test_a_counter_never_goes_back(counter: str) -> None:
     tape = Tape().begun()
     tape.put(*JOB, metadata={"generation": 5})
-    tape.says("Checking", **{counter: 3}).says("Checking", **{counter: 2, "observedGeneration": 2})
+    tape.says("Checking", **{counter: 3}).says("Checking", **{"observedGeneration": 3, counter: 2})
     assert "monotone" in rules(tape)
 
 
