@@ -51,17 +51,20 @@ WRONG = [
     Wrong("model and endpoints", {"teachers": [{**TEACHER, "endpoints": ["http://a.example"]}]}, Stage.APPLY, ("model", "endpoints")),
     Wrong("two teachers of one name", {"teachers": [TEACHER, TEACHER]}, Stage.APPLY, ("teachers",)),
     Wrong("negative timeout", {"lifecycle": {"stallTimeoutSeconds": -1}}, Stage.APPLY, ("stallTimeoutSeconds",)),
-    Wrong("unknown teacher in the map", {"routing": {"map": {"even": "nobody"}}}, Stage.ACCEPT, ("routing.map", "nobody")),
+    Wrong("unknown teacher in the map", {"routing": {"map": {"even": "nobody"}}}, Stage.APPLY, ("spec", "routing.map", "teachers")),
     Wrong(
         "back-propagated k1",
         {"distillation": {"signal": "loss", "tokenSelection": "student_sampled", "topK": None, "divergence": "k1"}},
-        Stage.ACCEPT,
-        ("divergence", "straightThrough"),
+        Stage.APPLY,
+        ("spec.distillation", "signal: advantage"),
     ),
-    Wrong("set divergence as advantage", {"distillation": {"signal": "advantage"}}, Stage.ACCEPT, ("signal", "loss")),
-    Wrong("set without topK", {"distillation": {"topK": None}}, Stage.ACCEPT, ("topK",)),
-    Wrong("no claim", {"storage": {"claimName": None}}, Stage.ACCEPT, ("claimName",)),
-    Wrong("top-p", {"rollout": {"sampling": {"topP": 0.9}}}, Stage.ACCEPT, ("topP",)),
+    Wrong("set without topK", {"distillation": {"topK": None}}, Stage.APPLY, ("spec.distillation", "topK")),
+    Wrong("no claim", {"storage": {"claimName": None}}, Stage.APPLY, ("claimName",)),
+    Wrong("top-p", {"rollout": {"sampling": {"topP": 0.9}}}, Stage.APPLY, ("spec.rollout.sampling", "topP: 1")),
+    Wrong("set divergence as advantage", {"distillation": {"signal": "advantage"}}, Stage.ACCEPT, ("spec.distillation.signal", "loss")),
+    Wrong("an engine larger than a worker", {"runtime": {"device": "cuda"}, "rollout": {"engine": "sglang", "tensorParallelSize": 16}, "ray": {"workers": {"gpusPerWorker": 8}}}, Stage.ACCEPT, ("tensorParallelSize", "gpusPerWorker")),
+    Wrong("weights over NCCL", {"runtime": {"device": "cuda"}, "training": {"weightSync": "nccl"}}, Stage.ACCEPT, ("spec.training.weightSync", "disk")),
+    Wrong("topK larger than the vocabulary", {"distillation": {"topK": 100_000}}, Stage.CHECK, ("spec.distillation.topK", "Write topK: 64")),
     Wrong("missing data file", {"data": {"source": "/data/tiny/nothing.jsonl"}}, Stage.CHECK, ("data.source", "nothing.jsonl")),
     Wrong("missing model", {"student": {"model": {"source": "/data/tiny/nobody"}}}, Stage.CHECK, ("student", "nobody")),
     Wrong("wrong field of the data", {"data": {"promptField": "question"}}, Stage.CHECK, ("promptField", "prompt")),
@@ -69,7 +72,7 @@ WRONG = [
         "tokenizer mismatch",
         {"teachers": [{**TEACHER, "model": {"source": "/data/tiny/other", "dtype": "fp32"}}]},
         Stage.CHECK,
-        ("tokenizer",),
+        ("TokenizerMismatch", "spec.teachers[0]"),
     ),
     Wrong(
         "claim that does not exist",
@@ -130,7 +133,7 @@ def test_the_input_check_fails_the_job_without_a_gpu(submit: Submit, wrong: Wron
         return watcher.status().get("phase") == "Failed"
 
     watcher.cluster.wait("the job to fail", failed, START_DEADLINE, watcher.namespace)
-    findings = " ".join(f"{f['path']}: {f['message']}" for f in watcher.status().get("findings", []))
+    findings = " ".join(f"{f['path']}: {f['code']} {f['message']}" for f in watcher.status().get("findings", []))
     assert_names(findings + " " + watcher.condition("Failed")["message"], wrong)
 
 

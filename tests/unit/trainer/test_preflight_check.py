@@ -200,6 +200,13 @@ def test_sequences_that_no_model_takes_are_found(claim: Path) -> None:
     ]
 
 
+def test_a_top_k_larger_than_the_vocabulary_is_found(claim: Path) -> None:
+    wanted = {"signal": "loss", "tokenSelection": "teacher_topk", "topK": 100_000}
+    found = findings(config_of(claim, distillation=wanted))
+    assert {(item.reason, item.path) for item in found} == {(Reason.TEACHER_TOPK_TOO_SMALL, "spec.distillation.topK")}
+    assert "Write topK: 64" in found[0].message
+
+
 def test_a_reward_that_cannot_be_imported_is_found(claim: Path) -> None:
     found = only(config_of(claim, task={"reward": "no_such_module:score"}))
     assert found.path == "spec.task.reward"

@@ -43,6 +43,7 @@ def check_inputs(config: TrainerConfig, report: Report) -> None:
         if writable:
             check_space(config, student.parameters, report)
         _check_context(config, student.context, "the student", STUDENT, report)
+        _check_top_k(config, student.vocabulary, "the student", report)
     facts = _student_tokenizer(config, student, report)
     for index, teacher in enumerate(config.teachers):
         _check_teacher(config, index, teacher, facts, report)
@@ -60,6 +61,7 @@ def _check_teacher(
     context = teacher.max_context_tokens or (model.context if model else None)
     _check_context(config, context, f"teacher {teacher.name}", path, report)
     if model is not None:
+        _check_top_k(config, model.vocabulary, f"teacher {teacher.name}", report)
         report.add(response_cap(config, teacher.name, model.folder))
     if not config.preflight.check_tokenizer:
         return
@@ -101,6 +103,15 @@ def _check_context(config: TrainerConfig, context: int | None, who: str, path: s
             f" {who} takes {context}"
         )
         report.add([error(Reason.CONTEXT_TOO_SHORT, path, message)])
+
+
+def _check_top_k(config: TrainerConfig, vocabulary: int | None, who: str, report: Report) -> None:
+    wanted = config.distillation.top_k
+    if wanted is not None and vocabulary is not None and wanted > vocabulary:
+        message = (
+            f"topK {wanted} is more than the {vocabulary} tokens that {who} knows. Write topK: {min(64, vocabulary)}"
+        )
+        report.add([error(Reason.TEACHER_TOPK_TOO_SMALL, "spec.distillation.topK", message)])
 
 
 def _student_tokenizer(config: TrainerConfig, student: Resolved | None, report: Report) -> TokenizerFacts | None:
