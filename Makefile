@@ -46,10 +46,14 @@ generate: env-operator ## CRD, chart copy, documentation pages from the models
 	.venv/bin/python tools/chart/values.py
 	.venv/bin/python tools/docs/failures.py
 
-bench: bench-core bench-operator ## every benchmark with its bars
+bench: bench-core bench-learning bench-operator ## every benchmark with its bars
 
 bench-core: env-operator env-trainer ## the OPD core against its published peers
 	.venv-trainer/bin/python tests/bench/core/run.py
+
+bench-learning: env-operator env-trainer ## what the signals learn, and how fast beside TRL: writes docs/experiments.md
+	.venv-trainer/bin/python tests/bench/learning/signals.py
+	.venv-trainer/bin/python tests/bench/learning/against_trl.py
 
 bench-operator: env-operator ## the operator on a real API server
 	.venv/bin/python tests/bench/operator/run.py

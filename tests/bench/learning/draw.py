@@ -39,7 +39,7 @@ STYLE = {
 def draw_signals(rows: dict[str, Any]) -> None:
     """Left: every signal's fall of the reverse KL. Right: where the pairs that go elsewhere go."""
     pairs = rows["elsewhere"]
-    signals = [row for name, row in rows.items() if name != "elsewhere"]
+    signals = [row | {"name": name} for name, row in rows.items() if name != "elsewhere"]
     signals.sort(key=lambda row: row["after"]["reverse_kl"], reverse=True)
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
@@ -55,7 +55,7 @@ def draw_signals(rows: dict[str, Any]) -> None:
     left.set_ylim(-0.6, len(signals) - 0.2)
     left.set_xlim(0, None)
     left.set_xlabel("KL(student ‖ teacher) on held-out prompts, nats a token")
-    steps = max(int(step) for row in signals for step in row["curve"])
+    steps = signals[0]["steps"]
     left.set_title(f"SmolLM2-135M: untrained (dark) and after {steps} steps (blue, ±2 standard errors)")
     _draw_pairs(right, pairs)
     _save(figure, "experiments-signals")

@@ -1,13 +1,15 @@
-"""One run of our trainer in one process: `ours.py '{"job": …, "learning_rate": …, "steps": …, "every": …, "out": …}'`.
+"""Runs of our trainer, each in one process: `ours.py '[{"job": …, "learning_rate": …, "steps": …, "out": …}, …]'`.
 
 `job` is the part of an OPDJob's spec that is asked about (`distillation`, and `teacher` for its backend). The spec is
-checked by the API's rules like a manifest. Writes steps.jsonl and kept weights under `out` (trainer environment).
+checked by the API's rules like a manifest. Writes steps.jsonl and kept weights under `out`. Runs are forked one after the
+other from a process that has imported everything and computed nothing (trainer environment).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import shutil
 import sys
 from pathlib import Path
@@ -41,6 +43,7 @@ def configuration(options: dict[str, Any], folders: Folders, scratch: Path, port
         "training": {
             "steps": options["steps"],
             "promptsPerStep": options["prompts_per_step"],
+            "updatesPerStep": options.get("updates_per_step", 1),
             "learningRate": options["learning_rate"],
             "betas": list(OPTIMIZER["betas"]),
             "weightDecay": OPTIMIZER["weight_decay"],
@@ -90,10 +93,21 @@ async def _controlled(config: TrainerConfig, options: dict[str, Any], out: Path)
     final = await Controller(config, parts(config, tokenizer, clock, out), directory, state).run()
     if final.outcome is not Outcome.SUCCEEDED:
         raise RuntimeError(f"the run ended {final.outcome}: {final.message}")
-    clock.keep(config.training.steps, directory.export)
+    clock.keep(options["steps"], directory.export)
     shutil.rmtree(directory.root)
     (out / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in clock.steps))
 
 
+def main() -> int:
+    """1 when a run failed; what it said is on standard error."""
+    codes = []
+    for options in json.loads(sys.argv[1]):
+        process = multiprocessing.get_context("fork").Process(target=lambda: asyncio.run(train(options)))  # noqa: B023
+        process.start()
+        process.join()
+        codes.append(process.exitcode)
+    return 1 if any(codes) else 0
+
+
 if __name__ == "__main__":
-    asyncio.run(train(json.loads(sys.argv[1])))
+    sys.exit(main())

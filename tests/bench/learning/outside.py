@@ -1,7 +1,7 @@
-"""Reverse KL from outside both trainers, in plain torch: `outside.py '{"student": …, "teacher": …, "prompts": …}'`.
+"""Reverse KL from outside both trainers, in plain torch: `outside.py '{"students": …, "teacher": …, "prompts": …, "out": …}'`.
 
 KL(student ‖ teacher) over the full vocabulary, in nats a token, on answers that the student samples to held-out prompts.
-Prints one line of JSON for each student: the mean, its standard error over the prompts, and the mean answer length.
+Writes as JSON for each student, by its name: the mean, its standard error over the prompts, and the mean answer length.
 """
 
 from __future__ import annotations

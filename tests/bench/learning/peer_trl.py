@@ -1,4 +1,4 @@
-"""One run of TRL's DistillationTrainer: `peer_trl.py '{"learning_rate": …, "beta": …, "steps": …, "every": …, "out": …}'`.
+"""One run of TRL's DistillationTrainer: `peer_trl.py '[{"learning_rate": …, "beta": …, "steps": …, "out": …}]'`.
 
 On-policy (the trainer has no other way), full vocabulary, in float32 like ours, without activation checkpointing, with the
 same optimizer and clip. Writes steps.jsonl and kept weights under `out`; saving stops the clocks (bench environment).
@@ -48,7 +48,7 @@ class StepClock(TrainerCallback):
 
 
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    [options] = json.loads(sys.argv[1])
     folders, out = Folders(Path(options["data"])), Path(options["out"])
     shutil.rmtree(out, ignore_errors=True)
     records = [json.loads(line) for line in folders.prompts.read_text().splitlines()]

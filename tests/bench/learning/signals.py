@@ -18,7 +18,7 @@ import recipe
 import yaml
 from bars import check_signals
 
-STEPS, EVERY, PROMPTS_PER_STEP, LEARNING_RATE = 8, 4, 8, 5e-5
+STEPS, PROMPTS_PER_STEP, LEARNING_RATE = 6, 4, 5e-5
 _TOP = {"signal": "loss", "topK": 32, "tail": "tail"}
 SIGNALS: dict[str, dict[str, Any]] = {
     "k1-advantage": {"signal": "advantage", "divergence": "reverse_kl"},
@@ -39,24 +39,34 @@ SIGNALS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(name: str, folders: recipe.Folders, work: Path, threads: int) -> dict[str, Any]:
-    """One signal: the run, and its students as seen from outside."""
-    out = work / "signals" / name.replace(" ", "-")
-    backend = "inprocess" if SIGNALS[name].get("tokenSelection") == "full" else "transformers"
-    options = {
-        "job": {"backend": backend, "distillation": SIGNALS[name]},
+def options_of(name: str, folders: recipe.Folders, work: Path) -> dict[str, Any]:
+    """The run of one signal."""
+    full = SIGNALS[name].get("tokenSelection") == "full"
+    return {
+        "job": {"backend": "inprocess" if full else "transformers", "distillation": SIGNALS[name]},
         "learning_rate": LEARNING_RATE,
         "steps": STEPS,
-        "every": EVERY,
+        "every": STEPS,
         "prompts_per_step": PROMPTS_PER_STEP,
         "student": "student",
         "data": str(folders.data),
-        "out": str(out),
+        "out": str(work / "signals" / name.replace(" ", "-")),
     }
-    recipe.run(recipe.OURS_PYTHON, "ours.py", options, threads=threads)
-    after = recipe.seen_from_outside(folders, out, threads=threads)
-    shutil.rmtree(out)
-    return {"name": name, "distillation": SIGNALS[name], "curve": after, "after": after[str(STEPS)]}
+
+
+def measure(names: list[str], work: Path, threads: int) -> dict[str, Any]:
+    """Train with each signal, then look at all students from outside, the untrained one first."""
+    folders = recipe.prepare(work / "data")
+    jobs = {name: options_of(name, folders, work) for name in names}
+    recipe.run(recipe.OURS_PYTHON, "ours.py", list(jobs.values()), threads=threads)
+    students = {"untrained": folders.student_of("student")}
+    students |= {name: Path(job["out"]) / "weights" / str(STEPS) for name, job in jobs.items()}
+    seen = recipe.seen_from_outside(folders, students, work / "outside.json", threads=threads)
+    shutil.rmtree(work / "signals")
+    return {
+        name: {"distillation": SIGNALS[name], "steps": STEPS, "before": seen["untrained"], "after": seen[name]}
+        for name in names
+    }
 
 
 def main() -> int:
@@ -69,16 +79,13 @@ def main() -> int:
     options = parser.parse_args()
     results = recipe.Results("signals")
     if not options.redraw:
-        folders = recipe.prepare(options.work / "data")
-        before = recipe.untrained(folders, "student", options.work, threads=options.threads)
-        wanted = [n for n in options.only or SIGNALS if not (options.missing and n in results.rows)]
-        for name in wanted:
-            print(f"  {name}", file=sys.stderr, flush=True)
-            results.put(name, run(name, folders, options.work, options.threads) | {"before": before})
+        names = [n for n in options.only or SIGNALS if not (options.missing and n in results.rows)]
+        for name, row in measure(names, options.work, options.threads).items() if names else ():
+            results.put(name, row)
         out = options.work / "elsewhere.json"
         recipe.run(recipe.OURS_PYTHON, "elsewhere.py", {"out": str(out)}, threads=options.threads)
         results.put("elsewhere", json.loads(out.read_text()))
-    rows = [results.rows[name] for name in SIGNALS if name in results.rows]
+    rows = [results.rows[name] | {"name": name} for name in SIGNALS if name in results.rows]
     recipe.run(recipe.OURS_PYTHON, "draw.py", {"what": "signals"}, threads=options.threads)
     missed = check_signals(rows, yaml.safe_load(recipe.BARS.read_text())["learning"]["signals"])
     missed += [f"{name}: no result" for name in SIGNALS if name not in results.rows]

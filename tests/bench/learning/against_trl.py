@@ -1,0 +1,126 @@
+"""How long learning takes beside TRL's DistillationTrainer: a table, a picture, and failure when a bar is missed.
+
+Same teacher, student, prompts in the same order, sampling, optimizer, clip, precision and threads. Four learning rates each;
+the sides take turns, so that a busy minute of the machine falls on both. Reverse KL is measured from outside after training.
+`against_trl.py --missing` goes on after an interruption, `--redraw` only draws. Results are in results/trl.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import recipe
+import yaml
+from bars import Curve, check_against_peer
+
+STUDENT = "noisier"
+LEARNING_RATES = (5e-5, 1e-4, 2e-4, 4e-4)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A trainer with its configuration."""
+
+    name: str
+    python: Path
+    script: str
+    options: dict[str, Any]
+    steps: int
+    every: int
+
+
+PEER = "TRL"
+OURS = "ours"
+SIDES = (
+    Side(PEER, recipe.PEER_PYTHON, "peer_trl.py", {"beta": 1.0, "prompts_per_step": 8}, steps=16, every=4),
+    Side(
+        OURS,
+        recipe.OURS_PYTHON,
+        "ours.py",
+        {
+            "job": {
+                "backend": "inprocess",
+                "distillation": {"signal": "loss", "tokenSelection": "full", "divergence": "reverse_kl"},
+            },
+            "prompts_per_step": 8,
+        },
+        steps=16,
+        every=4,
+    ),
+)
+
+
+def run(side: Side, learning_rate: float, folders: recipe.Folders, work: Path, threads: int) -> Curve:
+    """One training run, then its kept students as seen from outside."""
+    out = work / "trl" / f"{side.name}-{learning_rate:g}"
+    options = side.options | {
+        "learning_rate": learning_rate,
+        "steps": side.steps,
+        "every": side.every,
+        "student": STUDENT,
+        "data": str(folders.data),
+        "out": str(out),
+    }
+    recipe.run(side.python, side.script, [options], threads=threads)
+    lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+    clocks = {line["step"]: line for line in lines}
+    steps = sorted(int(folder.name) for folder in (out / "weights").iterdir())
+    students = {"0": folders.student_of(STUDENT)} | {str(step): out / "weights" / str(step) for step in steps}
+    seen = recipe.seen_from_outside(folders, students, out / "outside.json", threads=threads)
+    shutil.rmtree(out)
+    clocks[0] = {"step": 0, "seconds": 0.0, "cpu_seconds": 0.0}
+    points = [(clocks[int(step)], measured) for step, measured in seen.items()]
+    return Curve(
+        side=side.name,
+        learning_rate=learning_rate,
+        steps=[clock["step"] for clock, _ in points],
+        seconds=[clock["seconds"] for clock, _ in points],
+        cpu_seconds=[clock["cpu_seconds"] for clock, _ in points],
+        reverse_kl=[measured["reverse_kl"] for _, measured in points],
+        length=[measured["length"] for _, measured in points],
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--missing", action="store_true", help="measure what has no result yet")
+    parser.add_argument("--redraw", action="store_true", help="measure nothing")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--work", type=Path, default=recipe.WORK)
+    options = parser.parse_args()
+    results = recipe.Results("trl")
+    if not options.redraw:
+        subprocess.run([str(recipe.HERE / "setup.sh")], check=True)
+        folders = recipe.prepare(options.work / "data")
+        for learning_rate in LEARNING_RATES:
+            for side in SIDES:
+                name = f"{side.name} {learning_rate:g}"
+                if options.missing and name in results.rows:
+                    continue
+                print(f"  {name}", file=sys.stderr, flush=True)
+                curve = run(side, learning_rate, folders, options.work, options.threads)
+                results.put(name, {"curve": vars(curve), "load": os.getloadavg()[0]})
+    recipe.run(recipe.OURS_PYTHON, "draw.py", {"what": "trl"}, threads=options.threads)
+    bars = yaml.safe_load(recipe.BARS.read_text())["learning"]["trl"]
+    curves = [Curve(**row["curve"]) for row in results.rows.values()]
+    # Wall time of a machine that others use says little; then processor time decides, as in the other benchmarks.
+    busy = max(row["load"] for row in results.rows.values()) > 1.5 * (os.cpu_count() or 1)
+    clock = "cpu_seconds" if busy else "seconds"
+    ours = [curve for curve in curves if curve.side == OURS]
+    peers = [curve for curve in curves if curve.side != OURS]
+    missed = check_against_peer(ours, peers, bars, clock)
+    print("judged by processor time: the machine was busy" if busy else "judged by wall time")
+    print("\n".join(f"MISSED {line}" for line in missed) or "all bars met")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
