@@ -249,7 +249,7 @@ def _facts(observation: Observation, attempt: int) -> set[Fact]:
     job = observation.ray_jobs.get(attempt)
     entry = next((item for item in observation.job.status.attempts if item.number == attempt), None)
     live = entry is not None and entry.end_time is None
-    created = any(
+    created = observation.progress is not None or any(
         condition.type == ConditionType.RAY_JOB_CREATED and condition.status == "True"
         for condition in observation.job.status.conditions
     )

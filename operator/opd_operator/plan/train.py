@@ -23,13 +23,13 @@ def follow(draft: Draft) -> None:
 
 
 def observe_attempt(draft: Draft) -> None:
-    """Conditions of a live attempt. Creates the RayJob again as long as neither it nor a pod of it was seen: where pods are
-    left of one that somebody deleted at once, a second one of the same number would be a second trainer that the fence in
-    the run directory cannot tell apart."""
+    """Conditions of a live attempt. Creates the RayJob again as long as nothing of it was seen, neither a pod nor a word of
+    its trainer: after one that somebody deleted at once, a second one of the same number would be a second trainer that the
+    fence in the run directory cannot tell apart."""
     view = draft.observation.ray_jobs.get(draft.attempt)
     if view is not None:
         draft.set(ConditionType.RAY_JOB_CREATED, Truth.TRUE, Reason.RAY_JOB_CREATED, f"RayJob {view.owned.name}")
-    elif not draft.is_true(ConditionType.RAY_JOB_CREATED) and not draft.observation.student_pods.get(draft.attempt):
+    elif not draft.is_true(ConditionType.RAY_JOB_CREATED) and not _left_traces(draft):
         create(draft)
     _training(draft)
     if _done_with_teachers(draft):
@@ -38,6 +38,12 @@ def observe_attempt(draft: Draft) -> None:
         watch_teachers(draft)
     if view is not None and not draft.is_true(ConditionType.TRAINING_RUNNING) and view.waiting is not None:
         draft.wait_for(view.waiting)
+
+
+def _left_traces(draft: Draft) -> bool:
+    observation = draft.observation
+    told = observation.progress is not None or observation.final is not None
+    return told or bool(observation.student_pods.get(draft.attempt))
 
 
 def conclude(draft: Draft, end: End) -> None:

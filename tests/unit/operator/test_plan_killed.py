@@ -86,3 +86,18 @@ def test_a_ray_job_deleted_before_it_was_told_is_not_made_again_beside_its_own_p
     world.remove_pods("math-1-")
     world.settle()
     assert world.names("RayJob") == ["math-1"]
+
+
+def test_a_ray_job_that_trained_and_vanished_is_a_new_attempt_though_nobody_told_that_it_was_created() -> None:
+    world = World().ready()
+    world.end_job("probe", final())
+    while ("RayJob", "math-1") not in world.objects:
+        world.step()
+    world.heartbeat(2)
+    del world.objects["RayJob", "math-1"]
+    world.restart_operator().settle()
+    assert world.names("RayJob") == [], "its trainer has written under the number of this attempt"
+    world.after(6)
+    assert world.attempt(1)["reason"] == "RayJobStopped"
+    world.after(11)
+    assert world.names("RayJob") == ["math-2"]
