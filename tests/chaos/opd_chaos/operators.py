@@ -71,6 +71,10 @@ class Body(Protocol):
         """Why it ended by itself, if it did."""
         ...
 
+    def passes(self) -> str:
+        """How its passes ended, where that is known."""
+        ...
+
 
 class TaskBody:
     """An operator as a task."""
@@ -78,7 +82,7 @@ class TaskBody:
     def __init__(self, url: str, told: dict[str, Any]) -> None:
         configuration = Configuration()
         configuration.host = url
-        metrics = Metrics()
+        self._metrics = metrics = Metrics()
         self._cluster = Cluster(configuration, observer=metrics, timeout_seconds=told["api_timeout_seconds"])
         self._stop = asyncio.Event()
         self._task = asyncio.create_task(Operator(Settings(**told), self._cluster, metrics).run(self._stop))
@@ -98,6 +102,10 @@ class TaskBody:
 
     def fault(self) -> str:
         return repr(self._task) if self._task.done() else ""
+
+    def passes(self) -> str:
+        lines = self._metrics.render().decode().splitlines()
+        return ", ".join(line for line in lines if line.startswith("opd_operator_reconcile_seconds_count"))
 
 
 class ProcessBody:
@@ -130,6 +138,9 @@ class ProcessBody:
     def fault(self) -> str:
         return self._log.read_text()[-2000:] if self._process.poll() is not None else ""
 
+    def passes(self) -> str:
+        return ""
+
 
 class Replica:
     """The operators of one replica, one after another; the last one lives until `end`."""
@@ -148,6 +159,8 @@ class Replica:
         self.calls = 0
         self.kills = 0
         self.broken: list[str] = []
+        #: One line for each operator, for the file of a broken round.
+        self.notes: list[str] = []
 
     async def run(self) -> None:
         """Lives through all deaths of the schedule, and then on for ever."""
@@ -189,6 +202,11 @@ class Replica:
             return
         if why := body.fault():
             self.broken.append(why)
+        begin, end = self.lives[-1]
+        self.notes.append(
+            f"replica {self._number}: {begin:.1f} to {end:.1f} ({manner}), {proxy.calls} calls, {proxy.writes} writes, "
+            f"faults {dict(proxy.faults)}; {body.passes()}"
+        )
         if manner == "stop":
             await body.stop()
             await proxy.cut()

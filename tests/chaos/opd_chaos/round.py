@@ -26,7 +26,7 @@ from opd_operator.errors import ApiError
 
 Manifest = dict[str, Any]
 #: A life that has not come to rest by then never will: far beyond every deadline of a schedule.
-LIFE_SECONDS = 150.0
+LIFE_SECONDS = 200.0
 CLEAN_SECONDS = 60.0
 
 
@@ -44,6 +44,7 @@ class Result:
     calls: int
     faults: Counter[str]
     stories: dict[str, Story] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def replay(self) -> str:
@@ -58,6 +59,7 @@ class Result:
         content = {
             "replay": self.replay,
             "violations": [asdict(violation) for violation in self.violations],
+            "operators": self.notes,
             "schedule": asdict(plan),
             "records": {
                 name: [asdict(entry) for entry in story.entries]
@@ -130,6 +132,7 @@ async def play(stage: Stage, plan: Round) -> Result:
         calls=sum(replica.calls for replica in replicas),
         faults=faults,
         stories=stories,
+        notes=[note for replica in replicas for note in replica.notes],
     )
 
 

@@ -23,7 +23,7 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(300)
 async def test_fifty_random_schedules_break_no_invariant(
     control_plane: Any, played_node: None, tmp_path: Path, quiet: None
 ) -> None:
