@@ -61,7 +61,7 @@ def tiny_job(name: str = "tiny", **changes: Any) -> dict[str, Any]:
 
 
 #: Long enough to be interrupted in the middle, short enough to be finished afterwards.
-LONG_TRAINING = {"steps": 60, "promptsPerStep": 8, "checkpoint": {"everySteps": 3}}
+LONG_TRAINING = {"steps": 100, "promptsPerStep": 8, "checkpoint": {"everySteps": 3}}
 
 
 def moment(text: str) -> datetime:
@@ -88,7 +88,9 @@ class Watcher:
         return next((c for c in self.status().get("conditions", []) if c["type"] == kind), {})
 
     def step(self) -> int:
-        return int((self.status().get("training") or {}).get("step", 0))
+        """The newest finished step, from the run's own file: the status may be half a minute old."""
+        rows = self.metrics()
+        return int(rows[-1]["step"]) if rows else 0
 
     def wait_phase(self, *phases: str, seconds: float = END_DEADLINE) -> dict[str, Any]:
         """Wait until the phase is one of these; a terminal phase that was not asked for fails at once."""
@@ -106,15 +108,18 @@ class Watcher:
     def wait_step(self, step: int, seconds: float = START_DEADLINE) -> None:
         self.cluster.wait(f"step {step} of {self.name}", lambda: self.step() >= step, seconds, self.namespace)
 
+    def newest_checkpoint(self) -> int:
+        """Step of the newest complete checkpoint in the run directory; 0 while there is none."""
+        folders = (self.run_directory() / "checkpoints").glob("step-*.a*")
+        steps = [int(folder.name.removeprefix("step-").split(".a")[0]) for folder in folders if folder.suffix != ".tmp"]
+        return max(steps, default=0)
+
     def wait_checkpoint(self, step: int = 1, seconds: float = START_DEADLINE) -> int:
         """Wait for a checkpoint of at least this step; its step."""
-
-        def newest() -> int:
-            training = self.status().get("training") or {}
-            return int((training.get("lastCheckpoint") or {}).get("step", 0))
-
-        self.cluster.wait(f"a checkpoint of {self.name}", lambda: newest() >= step, seconds, self.namespace)
-        return newest()
+        self.cluster.wait(
+            f"a checkpoint of {self.name}", lambda: self.newest_checkpoint() >= step, seconds, self.namespace
+        )
+        return self.newest_checkpoint()
 
     def patch(self, spec: dict[str, Any]) -> None:
         self.cluster.kubectl(
@@ -150,7 +155,13 @@ class Watcher:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Training rows of metrics.jsonl: the last line of each step counts."""
-        lines = (self.run_directory() / "logs" / "metrics.jsonl").read_text().splitlines()
+        file = self.run_directory() / "logs" / "metrics.jsonl"
+        # A line that is being written has no end yet.
+        lines = (
+            [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            if file.exists()
+            else []
+        )
         rows = {row["step"]: row for row in map(json.loads, lines) if "opd_reverse_kl" in row}
         return [rows[step] for step in sorted(rows)]
 
