@@ -202,7 +202,8 @@ class Diagnosis:
     hint: str
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip()[:1024]
+        stop = "" if not self.hint or self.message.endswith((".", "!", "?", "…")) else "."
+        return f"{self.message}{stop} {self.hint}".strip()[:1024]
 
 
 @dataclass(frozen=True)
