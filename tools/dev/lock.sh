@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 common=(--python-version 3.11 --no-header --no-emit-index-url --generate-hashes -q)
-uv pip compile pyproject.toml --extra operator --extra dev "${common[@]}" -o locks/operator.txt
+uv pip compile pyproject.toml --extra operator --extra dev --extra dev-operator "${common[@]}" -o locks/operator.txt
 uv pip compile pyproject.toml --extra trainer --extra sglang --extra dev --prerelease=if-necessary-or-explicit "${common[@]}" -o locks/trainer.txt
 
 # What goes into the images: the same versions, without the tools of developers.
