@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from operator_player import PERIOD_SECONDS, Api
+from operator_api import Api
+from operator_player import PERIOD_SECONDS
 
 Manifest = dict[str, Any]
 

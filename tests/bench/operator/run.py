@@ -29,8 +29,8 @@ from kubernetes.aio.config import load_kube_config
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
+from operator_api import Api, NoCalls  # noqa: E402
 from operator_jobs import document, eventually, free_port  # noqa: E402
-from operator_player import Api, NoCalls  # noqa: E402
 
 from opd_cluster import cluster as clusters  # noqa: E402
 from opd_operator.cluster import Cluster  # noqa: E402

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
-from operator_player import Api
+from operator_api import Api
 
 from opd_chaos.record import Entry
 from opd_operator.resources import RESOURCES, Resource

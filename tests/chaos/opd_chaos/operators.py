@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import aiohttp
 import yaml
 from kubernetes.aio.client.configuration import Configuration
+from operator_api import Api
 from operator_jobs import free_port
-from operator_player import Api
 
 from opd_chaos.proxy import CALL_SECONDS, Proxy
 from opd_chaos.schedule import Death, Mood, Round

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import aiohttp
 from aiohttp import web
-from operator_player import Api
+from operator_api import Api
 
 from opd_chaos.schedule import Mood
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from operator_player import Api
+from operator_api import Api
 
 from opd_chaos.invariants import check
 from opd_chaos.observer import Observer, until

@@ -12,7 +12,8 @@ import json
 import time
 from typing import Any
 
-from operator_player import NODE, Api
+from operator_api import Api
+from operator_player import NODE
 
 from opd_chaos.observer import Observer
 from opd_chaos.schedule import NEVER, Action, Life, document

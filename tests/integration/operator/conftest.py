@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import aiohttp
 import pytest
 import yaml
+from operator_api import Api
 from operator_jobs import Job, document, eventually, free_port
-from operator_player import NODE, Api, Player, Script
+from operator_player import NODE, Player, Script
 from prometheus_client.parser import text_string_to_metric_families
 
 from opd_cluster import parts

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from operator_api import Api
 from operator_jobs import Job, document
-from operator_player import Api
 
 from opd_cluster import parts
 

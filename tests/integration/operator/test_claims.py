@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from operator_player import Api, Player
+from operator_api import Api
+from operator_player import Player
 
 
 def claim(namespace: str, mode: str) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config import load_kube_config
+from operator_api import Api
 from operator_jobs import Job, document, eventually, free_port
-from operator_player import Api, Player, Script
+from operator_player import Player, Script
 
 from opd_operator.cluster import Cluster
 from opd_operator.errors import Unreachable

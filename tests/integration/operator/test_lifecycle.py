@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from operator_api import Api
 from operator_jobs import eventually
-from operator_player import Api, Player
+from operator_player import Player
 
 Manifest = dict[str, Any]
 

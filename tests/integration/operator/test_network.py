@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from operator_api import Api
 from operator_jobs import eventually
-from operator_player import Api, Player
+from operator_player import Player
 from wire import Wire
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import yaml
+from operator_api import Api
 from operator_jobs import Job, document, eventually
-from operator_player import Api, Player
+from operator_player import Player
 
 Manifest = dict[str, Any]
 Right = tuple[str, str]

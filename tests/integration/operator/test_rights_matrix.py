@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from operator_player import Api, Player
+from operator_api import Api
+from operator_player import Player
 
 Manifest = dict[str, Any]
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")

@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from operator_api import Api
 from operator_jobs import eventually
-from operator_player import Api, Player
+from operator_player import Player
 
 Manifest = dict[str, Any]
 

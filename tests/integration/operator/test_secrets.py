@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from operator_api import Api
 from operator_jobs import Job
-from operator_player import Api, Player
+from operator_player import Player
 
 Manifest = dict[str, Any]
 #: Of people: a hub's token, and the key of a teacher that somebody else serves.
