@@ -13,6 +13,7 @@ from pathlib import Path
 
 from operator_player import NODE
 
+from opd_chaos.clock import Clock
 from opd_chaos.round import Result, Stage, only, play
 from opd_chaos.schedule import LIVES, make_round
 from opd_cluster import cluster
@@ -54,6 +55,7 @@ class Campaign:
         self._lives, self._only_life, self._say = lives, only_life, say
         self.results: list[Result] = []
         self._started = 0.0
+        self._clock: Clock | None = None
 
     @property
     def broken(self) -> list[Result]:
@@ -70,6 +72,7 @@ class Campaign:
         self._started = time.monotonic()
         queue = iter(self._seeds)
         async with Stage.set_up(kubeconfig, self._together) as stage, asyncio.TaskGroup() as group:
+            self._clock = stage.observer.clock
             for _ in range(min(OVERLAP, len(self._seeds))):
                 group.create_task(self._play(stage, queue))
 
@@ -97,10 +100,11 @@ class Campaign:
         total = len(self._seeds) * result.lives
         spent = time.monotonic() - self._started
         left = spent / done * (total - done)
+        had = self._clock.seconds / max(spent, 0.1) if self._clock else 1.0
         phases = ", ".join(f"{phase} {count}" for phase, count in sorted(result.phases.items()))
         self._say(
             f"{done} of {total} schedules, {len(self.broken)} rounds broken, {60 * done / spent:.1f}/min, "
-            f"{left / 60:.0f} min left | seed {result.seed}: {result.seconds:.0f} s, {result.operators} operators, "
+            f"{left / 60:.0f} min left, {100 * had:.0f} % of the machine | seed {result.seed}: {result.seconds:.0f} s, {result.operators} operators, "
             f"{result.kills} kill -9, {result.calls} calls, {sum(result.faults.values())} faults | {phases}"
         )
 

@@ -101,7 +101,7 @@ def _conditions(chapter: Chapter, before: Entry, after: Entry) -> Iterator[Viola
 def observed_generation(chapter: Chapter) -> Iterator[Violation]:
     """observedGeneration is never ahead of the spec, and catches up while an operator lives."""
     waits: tuple[int, float] | None = None
-    last = chapter.entries[-1].at
+    last = chapter.entries[-1].spent
     for entry in chapter.jobs:
         generation = int(entry.object["metadata"].get("generation", 1))
         seen = status(entry).get("observedGeneration") or 0
@@ -117,8 +117,8 @@ def observed_generation(chapter: Chapter) -> Iterator[Violation]:
         if waits is not None and seen >= waits[0]:
             waits = None
         if waits is None and seen < generation:
-            waits = (generation, entry.at)
-        if waits is not None and chapter.story.alive(waits[1], entry.at) > PATIENCE_SECONDS:
+            waits = (generation, entry.spent)
+        if waits is not None and chapter.story.alive(waits[1], entry.spent) > PATIENCE_SECONDS:
             yield chapter.violation("observedGeneration", f"{seen} though generation {waits[0]} is old", entry)
             return
     else:

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 from operator_api import Api
 
+from opd_chaos.clock import Clock
 from opd_chaos.record import Entry
 from opd_operator.resources import RESOURCES, Resource
 
@@ -56,6 +57,7 @@ class Observer:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self.clock = Clock()
         self.record: dict[tuple[str, str], list[Entry]] = defaultdict(list)
         self.present: dict[tuple[str, str], dict[tuple[str, str], Manifest]] = defaultdict(dict)
         self._versions: dict[Resource, str] = {}
@@ -66,6 +68,7 @@ class Observer:
         connector = aiohttp.TCPConnector(ssl=self._api.cluster.ssl_context, limit=0)
         async with aiohttp.ClientSession(connector=connector, read_bufsize=2**20) as session:
             tasks = [asyncio.create_task(self._follow(session, resource)) for resource in OBSERVED]
+            tasks.append(asyncio.create_task(self.clock.run()))
             try:
                 yield self
                 broken = [task for task in tasks if task.done()]
@@ -138,18 +141,20 @@ class Observer:
         labels = metadata.get("labels") or {}
         job = metadata["name"] if resource.kind == "OPDJob" else labels.get(JOB_LABEL, "")
         key = (metadata["namespace"], job)
-        self.record[key].append(Entry(int(metadata["resourceVersion"]), time.monotonic(), change, kept))
+        self.record[key].append(
+            Entry(int(metadata["resourceVersion"]), time.monotonic(), change, kept, self.clock.seconds)
+        )
         if change == "DELETED":
             self.present[key].pop((resource.kind, metadata["name"]), None)
         else:
             self.present[key][resource.kind, metadata["name"]] = kept
 
 
-async def until(what: str, look: Callable[[], bool], seconds: float) -> str:
+async def until(what: str, look: Callable[[], bool], seconds: float, clock: Clock) -> str:
     """Waits for a condition of the observer's state; empty when it came, otherwise what did not come."""
-    deadline = time.monotonic() + seconds
+    deadline = clock.seconds + seconds
     while not look():
-        if time.monotonic() > deadline:
+        if clock.seconds > deadline:
             return f"{what}: not within {seconds:.0f} s"
         await asyncio.sleep(0.1)
     return ""

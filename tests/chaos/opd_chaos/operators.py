@@ -9,7 +9,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from kubernetes.aio.client.configuration import Configuration
 from operator_api import Api
 from operator_jobs import free_port
 
+from opd_chaos.clock import Clock
 from opd_chaos.proxy import CALL_SECONDS, Proxy
 from opd_chaos.schedule import Death, Mood, Round
 from opd_operator.cluster import Cluster
@@ -146,14 +146,21 @@ class Replica:
     """The operators of one replica, one after another; the last one lives until `end`."""
 
     def __init__(
-        self, api: Api, session: aiohttp.ClientSession, namespace: str, plan: Round, number: int, folder: Path
+        self,
+        api: Api,
+        session: aiohttp.ClientSession,
+        clock: Clock,
+        namespace: str,
+        plan: Round,
+        number: int,
+        folder: Path,
     ) -> None:
-        self._api, self._session, self._namespace, self._plan = api, session, namespace, plan
+        self._api, self._session, self._clock, self._namespace, self._plan = api, session, clock, namespace, plan
         self._number, self._folder = number, folder
         self._funerals: list[asyncio.Task[None]] = []
         self._body: Body | None = None
         self._proxy: Proxy | None = None
-        #: (start, end) of each operator in monotonic seconds.
+        #: (start, end) of each operator in seconds of the clock.
         self.lives: list[tuple[float, float]] = []
         self.faults: Counter[str] = Counter()
         self.calls = 0
@@ -185,14 +192,14 @@ class Replica:
         await proxy.start()
         identity = f"{self._namespace}-{self._number}-{number}"
         told = settings(self._namespace, identity, len(self._plan.deaths) > 1)
-        started = time.monotonic()
+        started = self._clock.seconds
         self.lives.append((started, float("inf")))
         body: Body = ProcessBody(proxy.url, told, self._folder) if self._plan.processes else TaskBody(proxy.url, told)
         self._body = body
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(death.seconds if death is not None else None):
                 await time_to_die.wait()
-        self.lives[-1] = (started, time.monotonic())
+        self.lives[-1] = (started, self._clock.seconds)
         await self._die(death.manner if death else "crash")
 
     async def _die(self, manner: str) -> None:
@@ -228,7 +235,7 @@ class Replica:
     async def end(self) -> None:
         """Ends what still lives, and waits for everything that was on its way."""
         if self.lives:
-            self.lives[-1] = (self.lives[-1][0], min(self.lives[-1][1], time.monotonic()))
+            self.lives[-1] = (self.lives[-1][0], min(self.lives[-1][1], self._clock.seconds))
         await self._die("stop")
         await asyncio.gather(*self._funerals)
 

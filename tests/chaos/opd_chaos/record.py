@@ -9,7 +9,7 @@ from typing import Any
 Manifest = dict[str, Any]
 TERMINAL = frozenset({"Succeeded", "Failed"})
 #: Seconds in which a living operator must have acted, on a busy machine with a fifth of its calls failing.
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Entry:
     #: ADDED, MODIFIED or DELETED.
     change: str
     object: Manifest
+    #: The same moment in seconds that the machine had for us (clock).
+    spent: float = 0.0
 
     @property
     def kind(self) -> str:
@@ -58,7 +60,7 @@ class Story:
     entries: tuple[Entry, ...]
     #: UIDs that were deleted from outside, on purpose.
     touched: frozenset[str] = frozenset()
-    #: (start, end) of operators, in the record's seconds.
+    #: (start, end) of operators, in seconds that the machine had for us.
     uptime: tuple[tuple[float, float], ...] = ()
     #: Seconds that old pods are waited for beyond the grace.
     extra_seconds: float = 5.0
@@ -68,7 +70,7 @@ class Story:
     events: tuple[tuple[str, str, str], ...] = ()
 
     def alive(self, start: float, end: float) -> float:
-        """Seconds between two moments in which an operator lived."""
+        """Seconds between two moments (`spent`) in which an operator lived."""
         return sum(max(0.0, min(end, stop) - max(start, begin)) for begin, stop in self.uptime)
 
 

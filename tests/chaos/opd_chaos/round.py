@@ -26,7 +26,7 @@ from opd_operator.errors import ApiError
 
 Manifest = dict[str, Any]
 #: A life that has not come to rest by then never will: far beyond every deadline of a schedule.
-LIFE_SECONDS = 200.0
+LIFE_SECONDS = 120.0
 CLEAN_SECONDS = 60.0
 
 
@@ -96,7 +96,7 @@ async def play(stage: Stage, plan: Round) -> Result:
     await _namespace(stage.api, namespace, "POST")
     with scratch() as folder:
         replicas = [
-            Replica(stage.api, stage.session, namespace, plan, number, Path(folder))
+            Replica(stage.api, stage.session, stage.observer.clock, namespace, plan, number, Path(folder))
             for number in range(len(plan.deaths))
         ]
         running = [asyncio.create_task(replica.run()) for replica in replicas]
@@ -142,15 +142,15 @@ async def _live(stage: Stage, world: World) -> list[Violation]:
         await asyncio.sleep(world.life.begins_after)
         await world.create()
         playing = asyncio.create_task(world.run())
-        name = world.life.name
+        name, clock = world.life.name, stage.observer.clock
         try:
-            late = await until("rest", lambda: at_rest(world), LIFE_SECONDS)
+            late = await until("rest", lambda: at_rest(world), LIFE_SECONDS, clock)
             world.last_phase = world.status.get("phase", "") if world.job else "deleted"
             found = [Violation("rest", name, f"{late}; {_brief(world)}")] if late else []
             if world.job is not None:
                 await stage.api.delete(world.job)
             key = (world.namespace, name)
-            late = await until("nothing is left", lambda: not stage.observer.present[key], CLEAN_SECONDS)
+            late = await until("nothing is left", lambda: not stage.observer.present[key], CLEAN_SECONDS, clock)
             if late:
                 found.append(Violation("leftovers", name, f"{late}: {sorted(stage.observer.present[key])}"))
             return found
@@ -194,7 +194,9 @@ def _brief(world: World) -> str:
 
 async def _left(stage: Stage, namespace: str) -> list[Violation]:
     """After the end: nothing of ours in the namespace, whatever its labels say."""
-    late = await until("an empty namespace", lambda: not stage.observer.left(namespace), CLEAN_SECONDS)
+    late = await until(
+        "an empty namespace", lambda: not stage.observer.left(namespace), CLEAN_SECONDS, stage.observer.clock
+    )
     return [Violation("leftovers", "", f"{late}: {stage.observer.left(namespace)}")] if late else []
 
 

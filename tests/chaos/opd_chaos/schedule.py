@@ -301,8 +301,8 @@ def document(life: Life, namespace: str) -> Manifest:
     hopeless = any(item.ready_after >= NEVER or item.unschedulable >= NEVER or item.crashes for item in life.teachers)
     lifecycle: Manifest = {
         "preemptionGraceSeconds": 2,
-        "teacherReadyDeadlineSeconds": 6 if hopeless else 120,
-        "preRunningDeadlineSeconds": 120,
+        "teacherReadyDeadlineSeconds": 6 if hopeless else 600,
+        "preRunningDeadlineSeconds": 600,
         "teacherIdleTimeoutSeconds": 2,
         "stallTimeoutSeconds": 4 if "stall" in faults else 600,
         "heartbeatTimeoutSeconds": 4 if "silence" in faults else 600,

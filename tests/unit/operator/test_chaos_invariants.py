@@ -54,7 +54,7 @@ class Tape:
 
     def _write(self, change: str, found: Manifest) -> None:
         self.at += 1.0
-        self.entries.append(Entry(len(self.entries) + 1, self.at, change, copy.deepcopy(found)))
+        self.entries.append(Entry(len(self.entries) + 1, self.at, change, copy.deepcopy(found), self.at))
 
     def story(self, **parts: Any) -> Story:
         """The finished record."""
@@ -222,6 +222,12 @@ def test_a_teacher_may_be_made_again_after_a_suspension() -> None:
 
 def test_the_input_check_passes_once() -> None:
     assert rules(Tape().begun().checked().checked("check-y")) == {"nothing doubled"}
+
+
+def test_a_suspension_that_meets_the_end_of_a_check_costs_a_second_check() -> None:
+    tape = Tape().begun().checked()
+    tape.put(*JOB, spec=tape.objects[JOB]["spec"] | {"suspend": True})
+    assert rules(tape.checked("check-y")) == set()
 
 
 def test_a_start_is_told_once() -> None:
