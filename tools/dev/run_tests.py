@@ -28,8 +28,11 @@ class Run:
     paths: tuple[str, ...]
     #: Marker expression in the landing set; None takes every test.
     landing: str | None = "not long"
+    #: More words for pytest. Unit tests share nothing, so they run on every core; clusters and servers are shared.
+    options: tuple[str, ...] = ()
 
 
+SIDE_BY_SIDE = ("-n", "auto", "--dist", "worksteal")
 UNIT = (
     Run(
         "unit, operator environment",
@@ -43,7 +46,7 @@ UNIT = (
             "tests/unit/docs",
         ),
     ),
-    Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer")),
+    Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer"), options=SIDE_BY_SIDE),
 )
 INTEGRATION = (
     Run("integration, operator environment", OPERATOR, ("tests/integration/cluster", "tests/integration/operator")),
@@ -73,7 +76,9 @@ def execute(run: Run, everything: bool, tally: Tally) -> None:
         report = Path(scratch) / "report.xml"
         marker = [] if everything or run.landing is None else ["-m", run.landing]
         code = subprocess.run(
-            [str(run.python), "-m", "pytest", "-q", f"--junitxml={report}", *marker, *paths], cwd=ROOT, check=False
+            [str(run.python), "-m", "pytest", "-q", f"--junitxml={report}", *marker, *run.options, *paths],
+            cwd=ROOT,
+            check=False,
         ).returncode
         counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
         if report.exists():

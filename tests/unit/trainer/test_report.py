@@ -147,8 +147,8 @@ def test_the_report_is_written_anew_in_one_move(tmp_path: Path) -> None:
 
 def test_the_report_does_not_grow_with_the_run(tmp_path: Path) -> None:
     small = write_report(write_run(tmp_path / "small", steps=40)).stat().st_size
-    large = write_report(write_run(tmp_path / "large", steps=800)).stat().st_size
-    assert large < 4 * small
+    large = write_report(write_run(tmp_path / "large", steps=320)).stat().st_size
+    assert large < 3 * small
 
 
 # -- reading ---------------------------------------------------------------------------------------------------------------
