@@ -153,6 +153,8 @@ async def _live(stage: Stage, world: World) -> list[Violation]:
             late = await until("nothing is left", lambda: not stage.observer.present[key], CLEAN_SECONDS, clock)
             if late:
                 found.append(Violation("leftovers", name, f"{late}: {sorted(stage.observer.present[key])}"))
+            if playing.done():
+                found.append(Violation("world", name, f"its world ended: {playing}"))
             return found
         finally:
             playing.cancel()
