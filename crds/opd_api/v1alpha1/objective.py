@@ -42,7 +42,10 @@ class Distillation(ApiModel):
     tail: Tail = Field(Tail.TAIL, description="What happens to mass outside the set: tail, norm, trunc or sampled.")
     straight_through: bool = Field(False, description="Value of the named estimator with the gradient of k2.")
     log_prob_floor: float | None = Field(None, description="Lower bound of log-probabilities, < 0.")
-    per_token_clip: float | None = Field(None, description="Bound of the per-token signal, > 0: of its size for signal advantage, from above for signal loss.")
+    per_token_clip: float | None = Field(
+        None,
+        description="Bound of the per-token signal, > 0: of its size for signal advantage, from above for signal loss.",
+    )
     importance_clip: float | None = Field(
         None, description="Upper bound of the importance ratio of the loss signal, > 1."
     )
