@@ -105,7 +105,8 @@ class Life:
         )
         steps = all(set(step.ends) == {"ok"} for step in (self.check, self.probe))
         faults = any(attempt.fault for attempt in self.attempts) or self.saves_in >= NEVER
-        return teachers and steps and not faults and not [a for a in self.actions if a.what != "annotate"]
+        people = any(action.what != "annotate" for action in self.actions)
+        return teachers and steps and not faults and not people and "activeDeadlineSeconds" not in self.lifecycle
 
     def attempt(self, number: int) -> Attempt:
         """What happens to the student of that attempt; nothing, beyond those that are planned."""

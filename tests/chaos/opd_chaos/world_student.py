@@ -34,6 +34,10 @@ SILENT_ENDS: dict[str, Manifest] = {
 TOLD_ENDS = {"exit 70": "Internal", "data": "Data", "teacher": "Teacher"}
 
 
+#: Faults that are over once the trainer runs.
+BEFORE_TRAINING = frozenset({"no room", "invalid"})
+
+
 class Student:
     """RayJobs, RayClusters, their pods, and the documents of the trainer."""
 
@@ -177,7 +181,7 @@ class Student:
         if time.monotonic() - self._beat.get(uid, 0.0) < self.world.life.step_seconds:
             return
         self._beat[uid] = time.monotonic()
-        if plan.fault and step >= min(plan.at_step, self.world.life.steps - 1):
+        if plan.fault and plan.fault not in BEFORE_TRAINING and step >= min(plan.at_step, self.world.life.steps - 1):
             await self._fault(job, progress, plan.fault, attempt, step)
         elif step >= self.world.life.steps:
             if self.world.once(job, "final"):
@@ -204,8 +208,6 @@ class Student:
         elif fault == "worker lost" and self._first(job, "fault"):
             for pod in self._student_pods(job, "worker")[:1]:
                 await self.world.end(pod, 137)
-        elif fault in ("no room", "invalid"):
-            await self._report(progress, attempt, step)
 
     async def _report(
         self,
