@@ -27,7 +27,10 @@ def assert_continued(watcher: Watcher, steps: int = LONG_TRAINING["steps"]) -> N
 
 @pytest.mark.parametrize(
     "delete_options",
-    [pytest.param((), marks=pytest.mark.long, id="delete"), pytest.param(("--force", "--grace-period=0"), id="force")],
+    [
+        pytest.param((), marks=pytest.mark.long, id="delete"),
+        pytest.param(("--force", "--grace-period=0"), marks=pytest.mark.smoke, id="force"),
+    ],
 )
 def test_a_lost_head_is_replaced_by_an_attempt_from_the_checkpoint(
     submit: Submit, delete_options: tuple[str, ...]
@@ -48,7 +51,7 @@ def test_a_lost_head_is_replaced_by_an_attempt_from_the_checkpoint(
     watcher.wait_free()
 
 
-@pytest.mark.long
+@pytest.mark.smoke
 def test_suspend_saves_and_frees_and_resume_goes_on(submit: Submit) -> None:
     watcher = submit(interrupted_job())
     watcher.wait_step(4)
@@ -115,7 +118,7 @@ def operator_absent(operator: Any) -> Iterator[Callable[[], None]]:
         pytest.param("StartingTeachers", marks=pytest.mark.long),
         pytest.param("ProbingTeachers", marks=pytest.mark.long),
         pytest.param("StartingStudent", marks=pytest.mark.long),
-        pytest.param("Training", marks=pytest.mark.long),
+        pytest.param("Training", marks=pytest.mark.smoke),
     ],
 )
 def test_deletion_frees_everything_while_the_operator_is_away(

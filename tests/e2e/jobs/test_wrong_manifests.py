@@ -98,7 +98,13 @@ WRONG = [
 
 def parameters(stages: set[Stage]) -> list[Any]:
     """The mistakes of these stages as pytest parameters."""
-    return [pytest.param(wrong, id=wrong.name, marks=[pytest.mark.long]) for wrong in WRONG if wrong.stage in stages]
+    # What waits for a deadline takes a minute each; the others are seen in seconds.
+    waits = {Stage.PROBE, Stage.WAIT}
+    return [
+        pytest.param(wrong, id=wrong.name, marks=pytest.mark.long if wrong.stage in waits else pytest.mark.smoke)
+        for wrong in WRONG
+        if wrong.stage in stages
+    ]
 
 
 def assert_names(message: str, wrong: Wrong) -> None:
