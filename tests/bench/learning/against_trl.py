@@ -22,7 +22,7 @@ import yaml
 from bars import Curve, check_against_peer
 
 STUDENT = "noisier"
-LEARNING_RATES = (5e-5, 1e-4, 2e-4, 4e-4)
+LEARNING_RATES = (1e-4, 2e-4, 5e-5, 4e-4)
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,19 @@ class Side:
     every: int
 
 
-PEER = "TRL"
 OURS = "ours"
+#: Prompts that are answered before the weights change. TRL makes one update of them; `training.updatesPerStep` makes several.
+PROMPTS_PER_STEP = 8
+UPDATES_PER_STEP = 4
 SIDES = (
-    Side(PEER, recipe.PEER_PYTHON, "peer_trl.py", {"beta": 1.0, "prompts_per_step": 8}, steps=16, every=4),
+    Side(
+        "TRL DistillationTrainer",
+        recipe.PEER_PYTHON,
+        "peer_trl.py",
+        {"beta": 1.0, "prompts_per_step": PROMPTS_PER_STEP},
+        steps=12,
+        every=6,
+    ),
     Side(
         OURS,
         recipe.OURS_PYTHON,
@@ -48,14 +57,29 @@ SIDES = (
         {
             "job": {
                 "backend": "inprocess",
-                "distillation": {"signal": "loss", "tokenSelection": "full", "divergence": "reverse_kl"},
+                "distillation": {
+                    "signal": "loss",
+                    "tokenSelection": "teacher_topk",
+                    "topK": 64,
+                    "divergence": "reverse_kl",
+                },
             },
-            "prompts_per_step": 8,
+            "prompts_per_step": PROMPTS_PER_STEP,
+            "updates_per_step": UPDATES_PER_STEP,
         },
-        steps=16,
-        every=4,
+        steps=4,
+        every=2,
     ),
 )
+
+
+def untrained(folders: recipe.Folders, work: Path, threads: int) -> dict[str, float]:
+    """The student before training, as seen from outside; measured once."""
+    out = work / f"untrained-{STUDENT}.json"
+    if not out.exists():
+        recipe.seen_from_outside(folders, {STUDENT: folders.student_of(STUDENT)}, out, threads=threads)
+    measured: dict[str, float] = json.loads(out.read_text())[STUDENT]
+    return measured
 
 
 def run(side: Side, learning_rate: float, folders: recipe.Folders, work: Path, threads: int) -> Curve:
@@ -73,8 +97,9 @@ def run(side: Side, learning_rate: float, folders: recipe.Folders, work: Path, t
     lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
     clocks = {line["step"]: line for line in lines}
     steps = sorted(int(folder.name) for folder in (out / "weights").iterdir())
-    students = {"0": folders.student_of(STUDENT)} | {str(step): out / "weights" / str(step) for step in steps}
-    seen = recipe.seen_from_outside(folders, students, out / "outside.json", threads=threads)
+    students = {str(step): out / "weights" / str(step) for step in steps}
+    seen = {"0": untrained(folders, work, threads)}
+    seen |= recipe.seen_from_outside(folders, students, out / "outside.json", threads=threads)
     shutil.rmtree(out)
     clocks[0] = {"step": 0, "seconds": 0.0, "cpu_seconds": 0.0}
     points = [(clocks[int(step)], measured) for step, measured in seen.items()]

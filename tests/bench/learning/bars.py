@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,15 @@ class Curve:
     length: Sequence[float]
 
     def reach(self, level: float, axis: str) -> float | None:
-        """Where on `axis` (steps, seconds, cpu_seconds) the KL first is at `level`, linear between points; None: never."""
+        """Where on `axis` (steps, seconds, cpu_seconds) the KL first is at `level`; None: never.
+
+        Between two points the KL decays exponentially: a chord would be late on both sides.
+        """
         x = getattr(self, axis)
         for i in range(1, len(x)):
             before, after = self.reverse_kl[i - 1], self.reverse_kl[i]
             if after <= level:
-                return x[i - 1] + (x[i] - x[i - 1]) * (before - level) / (before - after)
+                return x[i - 1] + (x[i] - x[i - 1]) * math.log(before / level) / math.log(before / after)
         return None
 
 

@@ -39,8 +39,8 @@ def _curve(
 
 
 def test_a_level_is_reached_between_two_points(bars: ModuleType) -> None:
-    curve = _curve(bars, [2.0, 1.5, 0.5])
-    assert curve.reach(1.0, "seconds") == pytest.approx(15.0)
+    curve = _curve(bars, [3.0, 2.0, 0.5])
+    assert curve.reach(1.0, "seconds") == pytest.approx(15.0)  # half-way from 2 to 1/2, by ratios
     assert curve.reach(1.0, "cpu_seconds") == pytest.approx(30.0)
     assert curve.reach(0.4, "seconds") is None
 
