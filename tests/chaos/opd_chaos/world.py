@@ -114,6 +114,9 @@ class World:
                 if self.age(pod, "going") >= (self._student.lingers(pod) if student else 0.1) and self.once(
                     pod, "gone"
                 ):
+                    if pod["metadata"].get("finalizers") and phase not in TERMINAL:
+                        # As a kubelet does: the Job controller lets a pod go when it has seen how it ended.
+                        await self.end(pod, 137)
                     await self.api.delete(pod, grace_seconds=0)
             elif phase in TERMINAL:
                 continue
