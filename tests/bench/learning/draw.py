@@ -41,8 +41,8 @@ def draw_signals(rows: dict[str, Any]) -> None:
     pairs = rows["elsewhere"]
     signals = [row | {"name": name} for name, row in rows.items() if name != "elsewhere"]
     signals.sort(key=lambda row: row["after"]["reverse_kl"], reverse=True)
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[1.1, 1])
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[1, 1])
     for place, row in enumerate(signals):
         start, end = row["before"]["reverse_kl"], row["after"]["reverse_kl"]
         left.plot([start, end], [place, place], color=FAINT, linewidth=3, zorder=1)
@@ -56,7 +56,8 @@ def draw_signals(rows: dict[str, Any]) -> None:
     left.set_xlim(0, None)
     left.set_xlabel("KL(student ‖ teacher) on held-out prompts, nats a token")
     steps = signals[0]["steps"]
-    left.set_title(f"SmolLM2-135M: untrained (dark) and after {steps} steps (blue, ±2 standard errors)")
+    left.annotate(f"{start:.2f}", (start, place), (0, 6), textcoords="offset points", ha="center", fontsize=8)
+    left.set_title(f"SmolLM2-135M, {steps} steps: before (dark)\nand after (blue, ±2 standard errors)")
     _draw_pairs(right, pairs)
     _save(figure, "experiments-signals")
 
@@ -74,18 +75,34 @@ def _draw_pairs(axes: Axes, pairs: list[dict[str, Any]]) -> None:
     axes.set_ylim(0, None)
     axes.set_xlabel("steps of descent on sampled tokens")
     axes.set_ylabel("KL(student ‖ teacher), nats")
-    axes.set_title("Eight tokens: lines are seen, circles are what the page says")
+    axes.set_title(
+        "Eight tokens: seen (lines) and expected (circles);\ngreen pairs go to the teacher, orange ones elsewhere"
+    )
 
 
-def _label_ends(axes: Axes, x: float, labels: Sequence[tuple[float, str, str]], gap: float = 0.062) -> None:
-    """Names at the right end, pushed apart from below so that none covers another."""
-    place = -gap
-    for value, name, colour in sorted(labels):
-        place = max(value, place + gap)
+def _label_ends(axes: Axes, x: float, labels: Sequence[tuple[float, str, str]], gap: float = 0.045) -> None:
+    """Names right of the lines' ends, pushed apart so that none covers another."""
+    labels = sorted(labels)
+    places = [value for value, _, _ in labels]
+    for _ in range(500):
+        places[0] = max(places[0], 0.0)
+        for lower in range(len(places) - 1):
+            excess = gap - (places[lower + 1] - places[lower])
+            if excess > 0:
+                places[lower] -= excess / 2
+                places[lower + 1] += excess / 2
+    for place, (value, name, colour) in zip(places, labels, strict=True):
         axes.annotate(
-            name, (x, value), (1.03 * x, place), textcoords="data", va="center", fontsize=7, color=colour,
-            annotation_clip=False, arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.6},
-        )  # fmt: skip
+            name,
+            (x, value),
+            (1.06 * x, place),
+            textcoords="data",
+            va="center",
+            fontsize=7.5,
+            color=colour,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.5, "shrinkB": 3},
+        )
 
 
 def signals_table(rows: dict[str, Any]) -> str:

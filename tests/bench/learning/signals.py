@@ -28,22 +28,14 @@ SIGNALS: dict[str, dict[str, Any]] = {
     "teacher-top-k reverse KL": {**_TOP, "tokenSelection": "teacher_topk", "divergence": "reverse_kl"},
     "teacher-top-k JSD": {**_TOP, "tokenSelection": "teacher_topk", "divergence": "jsd"},
     "student-top-k reverse KL": {**_TOP, "tokenSelection": "student_topk", "divergence": "reverse_kl"},
-    "student-top-k, tail sampled": {
-        **_TOP,
-        "tokenSelection": "student_topk",
-        "divergence": "reverse_kl",
-        "tail": "sampled",
-    },
     "union JSD": {**_TOP, "tokenSelection": "union", "divergence": "jsd"},
-    "full reverse KL": {"signal": "loss", "tokenSelection": "full", "divergence": "reverse_kl"},
 }
 
 
 def options_of(name: str, folders: recipe.Folders, work: Path) -> dict[str, Any]:
     """The run of one signal."""
-    full = SIGNALS[name].get("tokenSelection") == "full"
     return {
-        "job": {"backend": "inprocess" if full else "transformers", "distillation": SIGNALS[name]},
+        "job": {"backend": "transformers", "distillation": SIGNALS[name]},
         "learning_rate": LEARNING_RATE,
         "steps": STEPS,
         "every": STEPS,
