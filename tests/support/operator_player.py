@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -44,9 +44,19 @@ class Script:
     hold_at_step: int | None = None
     #: KubeRay is not there: RayJobs stay as they are.
     kuberay: bool = True
+    #: Status of a role's pods instead of a good one; container statuses need only what is special about them.
+    statuses: dict[str, Manifest] = field(default_factory=dict)
+    #: Roles that find no node, and the scheduler's words.
+    no_room: dict[str, str] = field(default_factory=dict)
+    #: Names of pods that nobody touches.
+    hands_off: set[str] = field(default_factory=set)
+    #: The trainer lives and says nothing; it says that it lives and does nothing.
+    mute: bool = False
+    idle: bool = False
 
 
-def _now() -> str:
+def now() -> str:
+    """The time as Kubernetes writes it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -57,10 +67,14 @@ class Player:
         self.api = api
         self.namespace = namespace
         self.script = script or Script()
+        #: Scripts of single jobs, by name; `script` is for all others.
+        self.scripts: dict[str, Script] = {}
         #: What happened, in order: ("teacher ready", name), ("rayjob seen", name), ...
         self.log: list[tuple[str, str]] = []
         self._steps: dict[str, int] = {}
         self._sequence: dict[str, int] = {}
+        #: UIDs of pods whose special status was written.
+        self._given: set[str] = set()
 
     @contextlib.asynccontextmanager
     async def playing(self) -> AsyncIterator[Player]:
@@ -75,27 +89,60 @@ class Player:
 
     async def _play(self) -> None:
         while True:
-            for actor in (self._kubelet, self._kuberay, self._trainer):
-                # Another writer may have been faster, as in a real cluster: the next round sees the new state.
-                with contextlib.suppress(ApiError, Unreachable):
-                    await actor()
+            await self._each("v1", "Pod", self._kubelet)
+            await self._each("ray.io/v1", "RayJob", self._kuberay)
+            await self._each("ray.io/v1", "RayJob", self._trainer)
             await asyncio.sleep(PERIOD_SECONDS)
+
+    async def _each(self, api_version: str, kind: str, act: Callable[[Manifest], Awaitable[None]]) -> None:
+        """Let an actor look at every object. Another writer may have been faster, or the API server busy, as in a real
+        cluster: the next round sees the new state, and nobody else waits for that."""
+        found: list[Manifest] = []
+        with contextlib.suppress(ApiError, Unreachable):
+            found = await self.api.list(api_version, kind, self.namespace, "opd.dev/job")
+        for item in found:
+            with contextlib.suppress(ApiError, Unreachable):
+                await act(item)
+
+    def script_of(self, found: Manifest) -> Script:
+        """The script of the job that an object belongs to."""
+        return self.scripts.get(found["metadata"]["labels"]["opd.dev/job"], self.script)
 
     # --- kubelet and scheduler -------------------------------------------------------------------------------------
 
-    async def _kubelet(self) -> None:
-        for pod in await self.api.list("v1", "Pod", self.namespace, "opd.dev/job"):
-            role = pod["metadata"]["labels"]["opd.dev/role"]
-            if pod["metadata"].get("deletionTimestamp"):
-                await self.api.delete(pod, grace_seconds=0)
-                self.log.append(("pod gone", f"{role} {pod['metadata']['name']}"))
-            elif not pod["spec"].get("nodeName"):
-                await self._bind(pod)
-            elif role in ("check", "probe"):
-                if role != self.script.hold_steps_of:
-                    await self._run_step(pod, role)
-            else:
-                await self._run_server(pod, role)
+    async def _kubelet(self, pod: Manifest) -> None:
+        role, script = pod["metadata"]["labels"]["opd.dev/role"], self.script_of(pod)
+        if pod["metadata"]["name"] in script.hands_off:
+            return
+        if pod["metadata"].get("deletionTimestamp"):
+            await self.api.delete(pod, grace_seconds=0)
+            self.log.append(("pod gone", f"{role} {pod['metadata']['name']}"))
+        elif role in script.no_room:
+            await self._find_no_node(pod, script.no_room[role])
+        elif not pod["spec"].get("nodeName"):
+            await self._bind(pod)
+        elif role in script.statuses:
+            await self._stay(pod, script.statuses[role])
+        elif role in ("check", "probe"):
+            if role != script.hold_steps_of:
+                await self._run_step(pod, role)
+        else:
+            await self._run_server(pod, role)
+
+    async def _find_no_node(self, pod: Manifest, message: str) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        await self._once(pod, {"phase": "Pending", "conditions": [condition]})
+
+    async def _stay(self, pod: Manifest, status: Manifest) -> None:
+        """A pod that is not as it should be, and remains so."""
+        containers = [_container(pod, {}, ready=False) | special for special in status.get("containerStatuses", [])]
+        await self._once(pod, {**status, "containerStatuses": containers})
+
+    async def _once(self, pod: Manifest, status: Manifest) -> None:
+        """Write a status unless the pod has been given one of this kind before."""
+        if pod["metadata"]["uid"] not in self._given:
+            self._given.add(pod["metadata"]["uid"])
+            await self.api.patch(pod, {"status": status}, "status")
 
     async def _bind(self, pod: Manifest) -> None:
         name = pod["metadata"]["name"]
@@ -113,7 +160,7 @@ class Player:
         document = {
             "attempt": 1,
             "outcome": "Succeeded",
-            **(self.script.check if role == "check" else self.script.probe),
+            **(self.script_of(pod).check if role == "check" else self.script_of(pod).probe),
         }
         succeeded = document["outcome"] == "Succeeded"
         code = 0 if succeeded else {"Config": 64, "Data": 65, "Teacher": 69}.get(str(document.get("failureClass")), 70)
@@ -122,7 +169,7 @@ class Player:
             "reason": "Completed" if succeeded else "Error",
             "message": json.dumps(document),
         }
-        terminated |= {"startedAt": _now(), "finishedAt": _now()}
+        terminated |= {"startedAt": now(), "finishedAt": now()}
         status = {
             "phase": "Succeeded" if succeeded else "Failed",
             "containerStatuses": [_container(pod, {"terminated": terminated}, ready=False)],
@@ -131,18 +178,19 @@ class Player:
         self.log.append((f"{role} {'passed' if succeeded else 'failed'}", pod["metadata"]["name"]))
 
     async def _run_server(self, pod: Manifest, role: str) -> None:
-        ready = role != "teacher" or self.script.teachers_ready
+        script = self.script_of(pod)
+        ready = role != "teacher" or script.teachers_ready
         conditions = pod.get("status", {}).get("conditions") or []
         is_ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
         if is_ready == ready and pod.get("status", {}).get("containerStatuses"):
             return
-        state = {"running": {"startedAt": _now()}} if ready else {"waiting": self.script.teacher_waiting}
+        state = {"running": {"startedAt": now()}} if ready else {"waiting": script.teacher_waiting}
         status = {
             "phase": "Running" if ready else "Pending",
             "containerStatuses": [_container(pod, state, ready=ready)],
             "conditions": [
-                {"type": "PodScheduled", "status": "True", "lastTransitionTime": _now()},
-                {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": _now()},
+                {"type": "PodScheduled", "status": "True", "lastTransitionTime": now()},
+                {"type": "Ready", "status": "True" if ready else "False", "lastTransitionTime": now()},
             ],
         }
         await self.api.patch(pod, {"status": status}, "status")
@@ -151,26 +199,24 @@ class Player:
 
     # --- KubeRay ---------------------------------------------------------------------------------------------------
 
-    async def _kuberay(self) -> None:
-        if not self.script.kuberay:
+    async def _kuberay(self, job: Manifest) -> None:
+        if job["metadata"].get("deletionTimestamp") or not self.script_of(job).kuberay:
             return
-        for job in await self.api.list("ray.io/v1", "RayJob", self.namespace, "opd.dev/job"):
-            if job["metadata"].get("deletionTimestamp"):
-                continue
-            state = job.get("status", {}).get("jobDeploymentStatus", "")
-            if state in ("Complete", "Failed"):
-                await self._shut_down(job)
-            else:
-                await self._run_ray_job(job, state)
+        state = job.get("status", {}).get("jobDeploymentStatus", "")
+        if state in ("Complete", "Failed"):
+            await self._shut_down(job)
+        else:
+            await self._run_ray_job(job, state)
 
     async def _run_ray_job(self, job: Manifest, state: str) -> None:
         name = job["metadata"]["name"]
         cluster = await self.api.get("ray.io/v1", "RayCluster", self.namespace, f"{name}-c")
-        if cluster is None:
-            if state == "":
+        if state == "":
+            if cluster is None:
                 self.log.append(("rayjob seen", name))
-                await self._create_cluster(job)
-                await self._ray_status(job, jobDeploymentStatus="Initializing", rayClusterName=f"{name}-c")
+            await self._create_cluster(job, cluster)
+            await self._ray_status(job, jobDeploymentStatus="Initializing", rayClusterName=f"{name}-c")
+        if state == "" or cluster is None:
             return
         pods = await self.api.list("v1", "Pod", self.namespace, f"ray.io/cluster={name}-c")
         running = len(pods) > 1 and all(pod.get("status", {}).get("phase") == "Running" for pod in pods)
@@ -178,9 +224,9 @@ class Player:
             return
         if state == "Initializing":
             head = {"type": "HeadPodReady", "status": "True", "reason": "HeadPodRunningAndReady"}
-            conditions = [head | {"lastTransitionTime": _now(), "message": ""}]
+            conditions = [head | {"lastTransitionTime": now(), "message": ""}]
             await self.api.patch(cluster, {"status": {"state": "ready", "conditions": conditions}}, "status")
-            await self._ray_status(job, jobDeploymentStatus="Running", jobStatus="RUNNING", startTime=_now())
+            await self._ray_status(job, jobDeploymentStatus="Running", jobStatus="RUNNING", startTime=now())
         elif state == "Running" and (final := await self._final(name)) is not None:
             succeeded = final["outcome"] == "Succeeded"
             words = {
@@ -191,13 +237,14 @@ class Player:
             if not succeeded:
                 words = {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed", "reason": "AppFailed"}
                 words["message"] = "Job entrypoint command failed with exit code 75"
-            await self._ray_status(job, endTime=_now(), **words)
+            await self._ray_status(job, endTime=now(), **words)
 
-    async def _create_cluster(self, job: Manifest) -> None:
-        """Labels as KubeRay copies them: the RayJob's onto the RayCluster, the templates' onto the pods."""
+    async def _create_cluster(self, job: Manifest, known: Manifest | None) -> None:
+        """Labels as KubeRay copies them: the RayJob's onto the RayCluster, the templates' onto the pods. Goes on where it
+        was cut off."""
         name = job["metadata"]["name"]
         spec = job["spec"]["rayClusterSpec"]
-        cluster = await self.api.create(
+        cluster = known or await self.api.create(
             {
                 "apiVersion": "ray.io/v1",
                 "kind": "RayCluster",
@@ -223,10 +270,15 @@ class Player:
             "labels": labels,
             "ownerReferences": [_owner(cluster)],
         }
-        await self.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
+        if await self.api.get("v1", "Pod", self.namespace, name) is None:
+            await self.api.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
 
     async def _shut_down(self, job: Manifest) -> None:
-        """shutdownAfterJobFinishes, once its TTL is over; played without the wait."""
+        """shutdownAfterJobFinishes, once its TTL is over."""
+        ended = job["status"].get("endTime")
+        age = (datetime.now(UTC) - datetime.fromisoformat(ended)).total_seconds() if ended else 0.0
+        if age < job["spec"].get("ttlSecondsAfterFinished", 0):
+            return
         cluster = await self.api.get("ray.io/v1", "RayCluster", self.namespace, f"{job['metadata']['name']}-c")
         if cluster is not None and not cluster["metadata"].get("deletionTimestamp"):
             await self.api.delete(cluster)
@@ -236,11 +288,10 @@ class Player:
 
     # --- trainer ---------------------------------------------------------------------------------------------------
 
-    async def _trainer(self) -> None:
-        for job in await self.api.list("ray.io/v1", "RayJob", self.namespace, "opd.dev/job"):
-            running = job.get("status", {}).get("jobDeploymentStatus") == "Running"
-            if running and not job["metadata"].get("deletionTimestamp"):
-                await self._train(job)
+    async def _trainer(self, job: Manifest) -> None:
+        running = job.get("status", {}).get("jobDeploymentStatus") == "Running"
+        if running and not job["metadata"].get("deletionTimestamp"):
+            await self._train(job)
 
     async def _train(self, job: Manifest) -> None:
         ray_job, owner = job["metadata"]["name"], job["metadata"]["ownerReferences"][0]["name"]
@@ -249,17 +300,17 @@ class Player:
         if progress is None or await self._final(ray_job) is not None:
             return
         asked = (progress["metadata"].get("annotations") or {}).get("opd.dev/stop")
-        step = self._steps.get(owner, 0)
+        step, script = self._steps.get(owner, 0), self.script_of(job)
         if asked == str(attempt):
             await self._finish(progress, attempt, step, "Preempted")
-        elif step >= self.script.steps:
+        elif step >= script.steps:
             await self._finish(progress, attempt, step, "Succeeded")
-        else:
-            held = self.script.hold_at_step is not None and step >= self.script.hold_at_step
+        elif not script.mute:
+            held = script.hold_at_step is not None and step >= script.hold_at_step
             self._steps[owner] = step if held else step + 1
-            await self._report(progress, owner, attempt)
+            await self._report(progress, owner, attempt, script)
 
-    async def _report(self, progress: Manifest, owner: str, attempt: int) -> None:
+    async def _report(self, progress: Manifest, owner: str, attempt: int, script: Script) -> None:
         step = self._steps[owner]
         self._sequence[owner] = self._sequence.get(owner, 0) + 1
         document = {
@@ -267,8 +318,8 @@ class Player:
             "sequence": self._sequence[owner],
             "phase": "Training",
             "step": step,
-            "totalSteps": self.script.steps,
-            "activity": self._sequence[owner],
+            "totalSteps": script.steps,
+            "activity": 1 if script.idle else self._sequence[owner],
             "metrics": {"opd_reverse_kl": round(3.0 / (step + 1), 4)},
             "lastCheckpoint": _checkpoint(step, attempt),
         }

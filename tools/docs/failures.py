@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from opd_failures import FAILURES  # noqa: E402
+from opd_failures import FAILURES, GROUPS  # noqa: E402
+from opd_failures.at_api import AT_API, AT_API_TEST  # noqa: E402
 from opd_failures.play import ROUNDS, play  # noqa: E402
 from opd_failures.row import Failure, Shown, Step, Then  # noqa: E402
 
@@ -51,7 +52,7 @@ page is stale.
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD, _classes()]
+    parts = [HEAD, _counted(), _classes()]
     for step in Step:
         rows = [failure for failure in FAILURES if failure.step is step]
         head = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
@@ -95,9 +96,29 @@ def _attempts(shown: Shown) -> str:
     return ", ".join(parts)
 
 
+def _tests(failure: Failure) -> tuple[str, ...]:
+    """Tests beside the run behind the page."""
+    group = next(name for name, rows in GROUPS.items() if failure in rows)
+    at_api = (f"{AT_API_TEST}[{group}]",) if failure.id in AT_API else ()
+    return (*at_api, *failure.proofs)
+
+
+def _counted() -> str:
+    """How many rows each tier shows."""
+    tiers = {
+        name: sum(any(test.startswith(prefix) for test in _tests(failure)) for failure in FAILURES)
+        for prefix, name in (("tests/integration/operator/", "on an API server"), ("tests/e2e/", "on the cluster"))
+    }
+    only = sum(
+        not any(test.startswith(("tests/integration/", "tests/e2e/")) for test in _tests(row)) for row in FAILURES
+    )
+    shown = ", ".join(f"{count} also {name}" for name, count in tiers.items())
+    return f"{len(FAILURES)} failures: all on the plan, {shown}, {only} by unit tests alone.\n"
+
+
 def _proofs(failure: Failure) -> Iterator[str]:
     yield f"plan: `{failure.id}`"
-    for proof in failure.proofs:
+    for proof in _tests(failure):
         path, _, test = proof.partition("::")
         tier = next(name for prefix, name in TIERS.items() if path.startswith(prefix))
         yield f"{tier}: `{test}`"

@@ -8,4 +8,14 @@ from opd_failures.rows_inputs import BEFORE_ANYTHING, CHECK
 from opd_failures.rows_teachers import PROBE, STUDENT, TEACHERS
 from opd_failures.rows_training import CLUSTER, KUBERAY, TRAINER
 
-FAILURES = (*BEFORE_ANYTHING, *CHECK, *TEACHERS, *PROBE, *STUDENT, *CLUSTER, *KUBERAY, *TRAINER)
+GROUPS = {
+    "accept": BEFORE_ANYTHING,
+    "check": CHECK,
+    "teachers": TEACHERS,
+    "probe": PROBE,
+    "student": STUDENT,
+    "cluster": CLUSTER,
+    "kuberay": KUBERAY,
+    "trainer": TRAINER,
+}
+FAILURES = tuple(failure for group in GROUPS.values() for failure in group)

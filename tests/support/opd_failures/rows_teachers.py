@@ -166,6 +166,7 @@ STUDENT = (
         Class.CAPACITY,
         Reason.UNSCHEDULABLE,
         Then.RELEASES,
+        ("tests/e2e/jobs/test_contention.py::test_of_two_jobs_that_hold_what_the_other_needs_both_end",),
     ),
     Failure(
         "student-over-quota",

@@ -68,6 +68,7 @@ CLUSTER = (
         (
             "tests/unit/trainer/test_controller_endings.py::test_a_stop_saves_the_running_step_and_ends_preempted",
             f"{RUN}::test_drain_ends_a_run_from_outside_and_hears_that_it_is_saved",
+            f"{INTERRUPTIONS}::test_a_drain_of_the_gpu_node_loses_at_most_one_step",
         ),
         no_hint=True,
     ),

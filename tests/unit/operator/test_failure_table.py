@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from named_tests import problem_of
 from opd_failures import FAILURES
+from opd_failures.at_api import AT_API, AT_API_TEST
 from opd_failures.play import ROUNDS, play
 from opd_failures.row import Failure, Shown, Step, Then
 
@@ -112,6 +113,11 @@ def test_a_failure_leaves_nothing_behind(failure: Failure, shown: dict[str, Show
 @pytest.mark.parametrize("failure", FAILURES, ids=ids)
 def test_the_tests_that_a_row_names_exist(failure: Failure) -> None:
     assert [problem for proof in failure.proofs if (problem := problem_of(proof))] == []
+
+
+def test_what_is_done_at_the_api_server_is_in_the_table() -> None:
+    assert set(AT_API) <= {failure.id for failure in FAILURES}
+    assert problem_of(AT_API_TEST) == ""
 
 
 def test_rows_have_names_of_their_own() -> None:
