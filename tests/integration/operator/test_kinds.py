@@ -30,7 +30,7 @@ async def test_without_kuberay_no_teacher_starts_and_with_it_the_job_goes_on(
         return (await job.condition("Progressing")).get("reason") == "KubeRayMissing"
 
     await eventually("KubeRayMissing", told, state=job.status)
-    assert "install KubeRay" in (await job.condition("Progressing"))["message"]
+    assert "Install KubeRay" in (await job.condition("Progressing"))["message"]
     assert not await job.names("apps/v1", "Deployment")
     complaints = [line for line in operator.logs() if "does not serve this kind" in line["message"]]
     assert {line["kind"] for line in complaints} == {"RayJob", "RayCluster"}
