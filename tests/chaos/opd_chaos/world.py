@@ -12,6 +12,7 @@ import json
 import time
 from typing import Any
 
+import aiohttp
 from operator_api import Api
 from operator_player import NODE
 
@@ -22,6 +23,8 @@ from opd_operator.errors import ApiError, Unreachable
 
 Manifest = dict[str, Any]
 TICK_SECONDS = 0.1
+#: Another writer was faster, or the API server is busy: the next look tries again.
+NOT_NOW = (ApiError, Unreachable, aiohttp.ClientError, TimeoutError, OSError)
 TERMINAL = ("Succeeded", "Failed")
 EXIT_CODES = {"ok": 0, "Config": 64, "Data": 65, "Teacher": 69, "Internal": 70, "Infrastructure": 75}
 
@@ -98,8 +101,7 @@ class World:
     async def _play(self) -> None:
         while True:
             for actor in (self._pods, self._student.kuberay, self._student.trainer):
-                # Another writer was faster, or the state is a little old: the next look sees more.
-                with contextlib.suppress(ApiError, Unreachable):
+                with contextlib.suppress(*NOT_NOW):
                     await actor()
             await asyncio.sleep(TICK_SECONDS)
 
@@ -231,7 +233,7 @@ class World:
                 try:
                     await self._do(action)
                     return
-                except (ApiError, Unreachable):
+                except NOT_NOW:
                     await asyncio.sleep(TICK_SECONDS)
         finally:
             self.busy_actions -= 1
