@@ -4,15 +4,15 @@ PATH := $(CURDIR)/.venv/bin:$(HOME)/.cache/opd/uv/bin:$(PATH)
 export PATH
 RUN_TESTS := .venv/bin/python tools/dev/run_tests.py
 
-.PHONY: help demo demo-down test test-all test-unit check generate bench bench-core bench-operator chaos env-operator env-trainer
+.PHONY: help demo demo-down run-local test test-all test-unit check generate bench bench-core bench-operator chaos env-operator env-trainer
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "%-16s %s\n", $$1, $$2}'
 
-env-operator:
+env-operator: ## make .venv: operator, command line, cluster
 	@tools/dev/setup_env.sh operator
 
-env-trainer:
+env-trainer: ## make .venv-trainer: trainer, opd run, opd report
 	@tools/dev/setup_env.sh trainer
 
 demo: env-operator env-trainer ## run examples/quickstart.yaml on a real cluster (CONTEXT=name uses yours) and show the result
@@ -20,6 +20,10 @@ demo: env-operator env-trainer ## run examples/quickstart.yaml on a real cluster
 
 demo-down: env-operator ## remove the cluster that make demo left running
 	.venv/bin/opd-cluster down
+
+run-local: env-operator env-trainer ## the same job without a cluster and without root, as processes of this machine
+	.venv-trainer/bin/python examples/quickstart/prepare.py opd-data
+	.venv-trainer/bin/opd run examples/quickstart.yaml --data opd-data
 
 test: env-operator env-trainer ## the landing set: unit, integration, e2e smoke
 	$(RUN_TESTS) landing

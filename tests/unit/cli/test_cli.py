@@ -144,6 +144,13 @@ class TestRender:
         assert children[-1]["kind"] == "RayJob"
         assert {child["metadata"]["namespace"] for child in children} == {"team"}
 
+    def test_the_configuration_is_printed_as_lines_that_a_person_can_read(self, write: Any) -> None:
+        _, out, _ = opd("render", write(job_document()))
+        assert "  job.json: |" in out
+        assert '\n     "steps": ' in out
+        config = next(child for child in yaml.safe_load_all(out) if child["kind"] == "ConfigMap" and "data" in child)
+        assert json.loads(config["data"]["job.json"])["training"]["steps"] > 0
+
     def test_a_refused_job_has_no_children(self, write: Any) -> None:
         code, out, err = opd("render", write(job_document({"spec.storage": {}})))
         assert (code, out) == (1, "")
@@ -185,7 +192,7 @@ def test_a_command_says_what_this_environment_lacks(write: Any, monkeypatch: pyt
     for command in (["run", write(job_document())], ["report", "."]):
         code, _, err = opd(*command)
         assert code == 2
-        assert "pip install 'opd[trainer]'" in err
+        assert "make env-trainer" in err
 
 
 def test_run_hands_file_folder_and_exit_code_through(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,5 +13,8 @@ from opd_cli.exits import Exit
 def needs(module: str, command: str) -> None:
     """End with a hint when `module` is not installed."""
     if find_spec(module) is None:
-        complain(f"{command} needs the trainer's environment, which has {module}: pip install 'opd\\[trainer]'")
+        complain(
+            f"{command} needs the trainer's environment, which has {module}. In a checkout: make env-trainer, then "
+            f".venv-trainer/bin/{command}. Elsewhere: install the opd wheel with its extra 'trainer'."
+        )
         raise typer.Exit(Exit.USAGE)

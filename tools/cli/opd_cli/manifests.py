@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from opd_api import GROUP, KIND
+from opd_api.yaml_documents import YamlError, read_documents
 
 
 class UnreadableError(Exception):
@@ -46,9 +45,9 @@ def read(file: str) -> list[Manifest]:
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        return [Manifest(file, document) for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
-        raise UnreadableError(f"{file} is no YAML: {' '.join(str(error).split())}") from error
+        return [Manifest(file, document) for document in read_documents(text)]
+    except YamlError as error:
+        raise UnreadableError(f"{file} is no YAML that kubectl would take: {error}") from error
 
 
 def jobs(file: str) -> list[Manifest]:

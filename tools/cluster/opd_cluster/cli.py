@@ -77,6 +77,10 @@ def down(
 ) -> None:
     """Stop everything; no process, mount, namespace, interface or cgroup stays."""
     cluster.down(name, purge=purge)
+    data = open_layout(name).data if name in existing() else None
+    if data is not None and data.exists():
+        size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file()) / 1e9
+        print(f"kept: models and runs in {data} ({size:.1f} GB); opd-cluster down --purge removes them too")
 
 
 @command

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from opd_api.paths import HUB_FOLDER, run_directory
 from opd_api.trainer_config import Run, TeacherAddress, TrainerConfig, project
 from opd_api.v1alpha1 import Device, OPDJob, OPDJobSpec, Teacher, TeacherBackend
 from opd_api.vocabulary import FailureClass, Reason
+from opd_api.yaml_documents import YamlError, read_documents
 from opd_trainer.errors import TrainerError
 
 NAMESPACE = "local"
@@ -126,8 +126,8 @@ def external_key_variable(teacher: Teacher) -> str | None:
 def load_manifest(file: Path) -> dict[str, Any]:
     """The only OPDJob in a YAML file. Raises TrainerError(Config)."""
     try:
-        documents = [d for d in yaml.safe_load_all(file.read_text(encoding="utf-8")) if isinstance(d, dict)]
-    except (OSError, yaml.YAMLError) as error:
+        documents = [d for d in read_documents(file.read_text(encoding="utf-8")) if isinstance(d, dict)]
+    except (OSError, YamlError) as error:
         raise config_error(f"{file}: {error}") from error
     jobs = [document for document in documents if document.get("kind") == "OPDJob"]
     if len(jobs) != 1:

@@ -1,0 +1,46 @@
+"""YAML is read as kubectl reads it."""
+
+import pytest
+
+from opd_api.yaml_documents import YamlError, read_documents
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5e-5", 5e-5),
+        ("1E3", 1e3),
+        ("-2.5e+3", -2500.0),
+        ("1.", 1.0),
+        (".5", 0.5),
+        ("1", 1),
+        ("0x10", 16),
+        ("e5", "e5"),
+        ("5e", "5e"),
+        ("1.2.3", "1.2.3"),
+        ("'5e-5'", "5e-5"),
+        ("2026-11-29e", "2026-11-29e"),
+    ],
+)
+def test_numbers_with_an_exponent_need_no_dot(text: str, value: object) -> None:
+    (document,) = read_documents(f"a: {text}")
+    assert document == {"a": value}
+    assert type(document["a"]) is type(value)
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_place() -> None:
+    with pytest.raises(YamlError, match="line 3, column 3: the key 'steps' stands twice"):
+        read_documents("training:\n  steps: 16\n  steps: 20\n")
+
+
+def test_a_merged_key_may_be_overridden() -> None:
+    assert read_documents("base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}")[0]["more"] == {"a": 1, "b": 3}
+
+
+def test_a_syntax_error_says_where() -> None:
+    with pytest.raises(YamlError, match=r"^line 2, column 1: expected"):
+        read_documents("a: [1\n")
+
+
+def test_empty_documents_are_none() -> None:
+    assert read_documents("---\n---\na: 1\n---\n") == [{"a": 1}]
