@@ -30,6 +30,16 @@ SCHEMA_CODES = (
     (OUT_OF_RANGE, "a number, list or text is outside its bounds"),
     (BAD_TEXT, "a text does not have the required form"),
 )
+#: What other programs call a value of ours; far in letters, near in meaning. Offered only where our word is a choice.
+SYNONYMS = {
+    "float32": "fp32",
+    "float": "fp32",
+    "single": "fp32",
+    "bfloat16": "bf16",
+    "bfloat": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+}
 _RANGE = ("greater_than", "less_than", "too_long", "too_short", "string_too", "finite_number")
 
 
@@ -93,7 +103,8 @@ def _unknown_field(location: tuple[str | int, ...]) -> str:
 
 
 def _unknown_value(value: Any, choices: list[str], also_function: bool) -> str:
-    guess = closest(str(value), choices)
+    synonym = SYNONYMS.get(_plain(str(value)).removeprefix("torch"))
+    guess = synonym if synonym in choices else closest(str(value), choices)
     listed = ", ".join(choices) + (", or module:function" if also_function else "")
     return f"{_short(value)} is not one of {listed}." + (f" Did you mean {guess!r}?" if guess else "")
 
