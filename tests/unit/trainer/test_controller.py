@@ -15,6 +15,7 @@ from virtual_time import run_virtual
 
 from opd_api.trainer_config import TrainerConfig
 from opd_api.vocabulary import Outcome, TrainerPhase
+from opd_trainer.controller.batch_metrics import rounded_seconds
 from opd_trainer.controller.state import RunState
 from opd_trainer.interfaces import StepResult
 from opd_trainer.sample import Sample
@@ -35,6 +36,11 @@ def test_a_synchronous_run_trains_every_step_on_its_own_weights(tmp_path: Path) 
         assert (Path(final.result.exported_model or "") / "model.txt").read_text() == "4"
 
     run_virtual(main())
+
+
+def test_seconds_of_a_step_are_written_without_the_noise_of_the_clock() -> None:
+    metrics = {"seconds_checkpoint": 2.6429997888044454e-06, "forward_seconds": 12.345678901, "loss": 1.23456789e-06}
+    assert rounded_seconds(metrics) == {"seconds_checkpoint": 0.0, "forward_seconds": 12.3457, "loss": 1.23456789e-06}
 
 
 def test_every_prompt_of_an_epoch_is_used_once(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -61,6 +61,14 @@ def batch_metrics(samples: Sequence[Sample], version: int) -> dict[str, float]:
     if overlap is not None:
         metrics["overlap"] = overlap
     return metrics
+
+
+def rounded_seconds(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Durations to a tenth of a millisecond, finer is noise of the clock; other numbers as they are."""
+    return {
+        name: round(value, 4) if name.startswith("seconds_") or name.endswith("_seconds") else value
+        for name, value in metrics.items()
+    }
 
 
 def set_overlap(samples: Iterable[Sample]) -> float | None:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.controller.admission import Admission
-from opd_trainer.controller.batch_metrics import batch_metrics
+from opd_trainer.controller.batch_metrics import batch_metrics, rounded_seconds
 from opd_trainer.controller.checkpointing import Checkpointer
 from opd_trainer.controller.evaluation import Evaluation, Evaluator
 from opd_trainer.controller.groups import GroupRunner
@@ -235,6 +235,7 @@ class Pumps:
         if "opd_loss" in metrics:
             metrics["loss"] = metrics.pop("opd_loss")
         metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._clock.take().items()}
+        metrics = rounded_seconds(metrics)
         _same_weights(metrics)
         self._state.metrics = metrics
         self._log.step(self._state.step, metrics, samples, self._buffer.states())
