@@ -204,6 +204,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    """Lines as lines: a document or a script in a field stays readable."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
 def to_yaml(document: Any) -> str:
     """Stable YAML: keys in the order of the models."""
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)

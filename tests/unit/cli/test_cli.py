@@ -147,7 +147,7 @@ class TestRender:
     def test_the_configuration_is_printed_as_lines_that_a_person_can_read(self, write: Any) -> None:
         _, out, _ = opd("render", write(job_document()))
         assert "  job.json: |" in out
-        assert '\n     "steps": ' in out
+        assert '\n      "steps": ' in out
         config = next(child for child in yaml.safe_load_all(out) if child["kind"] == "ConfigMap" and "data" in child)
         assert json.loads(config["data"]["job.json"])["training"]["steps"] > 0
 
