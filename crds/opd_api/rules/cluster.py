@@ -36,6 +36,8 @@ def partial_needs_staleness(job: OPDJob) -> Hits:
 @rule(18, "HalfIdle", Level.WARNING, "synchronous training leaves half of the accelerators idle")
 def half_idle(job: OPDJob) -> Hits:
     spec = job.spec
+    if spec.runtime.device is Device.CPU:  # its units are placeholders that cost nothing
+        return
     if spec.rollout.max_staleness == 0 and spec.runtime.effective_accelerator_resource is not None and spec.demand > 1:
         yield (
             "spec.rollout.maxStaleness",

@@ -266,6 +266,15 @@ EXAMPLES = (
         {"spec.rollout.partialRollout": True, "spec.rollout.maxStaleness": 1},
     ),
     Example("HalfIdle", "spec.rollout.maxStaleness", {}, {"spec.rollout.maxStaleness": 1}),
+    Example(
+        "HalfIdle",
+        "spec.rollout.maxStaleness",
+        {},
+        {
+            "spec.runtime": {"device": "cpu", "acceleratorResource": "nvidia.com/gpu"},
+            "spec.rollout.engine": "transformers",
+        },
+    ),
     # 19: teachers
     Example("TeacherSource", "spec.teachers[0]", {"spec.teachers.0": {"name": "teacher"}}, EXTERNAL),
     Example("TeacherSource", "spec.teachers[0].model", {"spec.teachers.0.endpoints": ["http://a.example"]}),

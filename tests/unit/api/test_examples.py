@@ -14,7 +14,7 @@ from opd_operator.settings import Settings
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 WARNINGS: dict[str, set[str]] = {
-    "quickstart": {"LearningRateHigh", "HalfIdle"},
+    "quickstart": {"LearningRateHigh"},
     "dapo-math-qwen3-8b": set(),
     "teacher-topk-verl": {"TruncForwardKl"},
     "teacher-topk-relax": set(),
