@@ -101,7 +101,8 @@ class Life:
     def calm(self) -> bool:
         """Nothing happens to it: whatever becomes of operator and API server, it must succeed in its first attempt."""
         teachers = all(
-            not item.crashes and not item.unschedulable and item.lost_at_step is None for item in self.teachers
+            item.ready_after < NEVER and not item.crashes and not item.unschedulable and item.lost_at_step is None
+            for item in self.teachers
         )
         steps = all(set(step.ends) == {"ok"} for step in (self.check, self.probe))
         faults = any(attempt.fault for attempt in self.attempts) or self.saves_in >= NEVER

@@ -36,6 +36,20 @@ def test_everything_that_can_happen_happens() -> None:
     assert 200 < sum(life.calm for life in ALL) < 1000
 
 
+def test_a_calm_life_has_all_the_time_it_needs() -> None:
+    for life in ALL:
+        deadlines = document(life, "team")["spec"]["lifecycle"]
+        names = (
+            "teacherReadyDeadlineSeconds",
+            "preRunningDeadlineSeconds",
+            "stallTimeoutSeconds",
+            "heartbeatTimeoutSeconds",
+        )
+        if life.calm:
+            assert all(deadlines[name] >= 600 for name in names), life
+            assert "activeDeadlineSeconds" not in deadlines
+
+
 @pytest.mark.parametrize("plan", ROUNDS[::10], ids=lambda plan: f"seed {plan.seed}")
 def test_every_life_is_an_opdjob_without_a_broken_rule(plan: object) -> None:
     for life in plan.lives:  # type: ignore[attr-defined]
