@@ -73,18 +73,10 @@ SIDES = (
 )
 
 
-def untrained(folders: recipe.Folders, work: Path, threads: int) -> dict[str, float]:
-    """The student before training, as seen from outside; measured once."""
-    out = work / f"untrained-{STUDENT}.json"
-    if not out.exists():
-        recipe.seen_from_outside(folders, {STUDENT: folders.student_of(STUDENT)}, out, threads=threads)
-    measured: dict[str, float] = json.loads(out.read_text())[STUDENT]
-    return measured
-
-
-def run(side: Side, learning_rate: float, folders: recipe.Folders, work: Path, threads: int) -> Curve:
-    """One training run, then its kept students as seen from outside."""
-    out = work / "trl" / f"{side.name}-{learning_rate:g}"
+def train(side: Side, learning_rate: float, folders: recipe.Folders, out: Path, threads: int) -> None:
+    """One training run; not again when it is there."""
+    if (out / "steps.jsonl").exists():
+        return
     options = side.options | {
         "learning_rate": learning_rate,
         "steps": side.steps,
@@ -94,21 +86,33 @@ def run(side: Side, learning_rate: float, folders: recipe.Folders, work: Path, t
         "out": str(out),
     }
     recipe.run(side.python, side.script, [options], threads=threads)
+
+
+def curves_of(learning_rate: float, folders: recipe.Folders, work: Path, threads: int) -> list[Curve]:
+    """Train with every side in turn, then look at all their students from outside, the untrained one first."""
+    outs = {side.name: work / f"{side.name}-{learning_rate:g}" for side in SIDES}
+    for side in SIDES:
+        print(f"  {side.name} {learning_rate:g}", file=sys.stderr, flush=True)
+        train(side, learning_rate, folders, outs[side.name], threads)
+    students = {"untrained": folders.student_of(STUDENT)}
+    for name, out in outs.items():
+        students |= {f"{name}/{folder.name}": folder for folder in (out / "weights").iterdir()}
+    seen = recipe.seen_from_outside(folders, students, work / "outside.json", threads=threads)
+    curves = [_curve(side, learning_rate, outs[side.name], seen) for side in SIDES]
+    shutil.rmtree(work)
+    return curves
+
+
+def _curve(side: Side, learning_rate: float, out: Path, seen: dict[str, Any]) -> Curve:
     lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
-    clocks = {line["step"]: line for line in lines}
-    steps = sorted(int(folder.name) for folder in (out / "weights").iterdir())
-    students = {str(step): out / "weights" / str(step) for step in steps}
-    seen = {"0": untrained(folders, work, threads)}
-    seen |= recipe.seen_from_outside(folders, students, out / "outside.json", threads=threads)
-    shutil.rmtree(out)
-    clocks[0] = {"step": 0, "seconds": 0.0, "cpu_seconds": 0.0}
-    points = [(clocks[int(step)], measured) for step, measured in seen.items()]
+    points = [({"step": 0, "seconds": 0.0, "cpu_seconds": 0.0}, seen["untrained"])]
+    points += [(line, measured) for line in lines if (measured := seen.get(f"{side.name}/{line['step']}"))]
     return Curve(
         side=side.name,
         learning_rate=learning_rate,
-        steps=[clock["step"] for clock, _ in points],
-        seconds=[clock["seconds"] for clock, _ in points],
-        cpu_seconds=[clock["cpu_seconds"] for clock, _ in points],
+        steps=[line["step"] for line, _ in points],
+        seconds=[line["seconds"] for line, _ in points],
+        cpu_seconds=[line["cpu_seconds"] for line, _ in points],
         reverse_kl=[measured["reverse_kl"] for _, measured in points],
         length=[measured["length"] for _, measured in points],
     )
@@ -125,14 +129,13 @@ def main() -> int:
     if not options.redraw:
         subprocess.run([str(recipe.HERE / "setup.sh")], check=True)
         folders = recipe.prepare(options.work / "data")
+        if not options.missing:
+            shutil.rmtree(options.work / "trl", ignore_errors=True)
         for learning_rate in LEARNING_RATES:
-            for side in SIDES:
-                name = f"{side.name} {learning_rate:g}"
-                if options.missing and name in results.rows:
-                    continue
-                print(f"  {name}", file=sys.stderr, flush=True)
-                curve = run(side, learning_rate, folders, options.work, options.threads)
-                results.put(name, {"curve": vars(curve), "load": os.getloadavg()[0]})
+            if options.missing and f"{OURS} {learning_rate:g}" in results.rows:
+                continue
+            for curve in curves_of(learning_rate, folders, options.work / "trl", options.threads):
+                results.put(f"{curve.side} {learning_rate:g}", {"curve": vars(curve), "load": os.getloadavg()[0]})
     recipe.run(recipe.OURS_PYTHON, "draw.py", {"what": "trl"}, threads=options.threads)
     bars = yaml.safe_load(recipe.BARS.read_text())["learning"]["trl"]
     curves = [Curve(**row["curve"]) for row in results.rows.values()]
@@ -142,6 +145,12 @@ def main() -> int:
     ours = [curve for curve in curves if curve.side == OURS]
     peers = [curve for curve in curves if curve.side != OURS]
     missed = check_against_peer(ours, peers, bars, clock)
+    missed += [
+        f"{side.name} {rate:g}: no result"
+        for side in SIDES
+        for rate in LEARNING_RATES
+        if f"{side.name} {rate:g}" not in results.rows
+    ]
     print("judged by processor time: the machine was busy" if busy else "judged by wall time")
     print("\n".join(f"MISSED {line}" for line in missed) or "all bars met")
     return 1 if missed else 0
