@@ -23,11 +23,14 @@ from opd_chaos.record import Story, Violation
 from opd_chaos.schedule import LIVES, Life, Round
 from opd_chaos.world import World
 from opd_operator.errors import ApiError
+from opd_operator.resources import Resource
 
 Manifest = dict[str, Any]
 #: A life that has not come to rest by then never will: far beyond every deadline of a schedule.
 LIFE_SECONDS = 120.0
 CLEAN_SECONDS = 60.0
+#: The API server serves every Event here, by whichever API it was written.
+EVENTS = Resource("", "v1", "events", "Event")
 
 
 @dataclass
@@ -204,10 +207,10 @@ async def _left(stage: Stage, namespace: str) -> list[Violation]:
 
 async def _stories(stage: Stage, namespace: str, worlds: list[World], replicas: list[Replica]) -> dict[str, Story]:
     events: dict[str, list[tuple[str, str, str]]] = {}
-    for event in await stage.api.list("events.k8s.io/v1", "Event", namespace):
-        about = event.get("regarding") or {}
-        if about.get("kind") == "OPDJob":
-            said = (about.get("uid", ""), event.get("reason", ""), event.get("note", ""))
+    async for page, _ in stage.api.cluster.list_pages(EVENTS, namespace):
+        for event in page:
+            about = event.get("involvedObject") or {}
+            said = (about.get("uid", ""), event.get("reason", ""), event.get("message", ""))
             events.setdefault(about.get("name", ""), []).append(said)
     uptime = tuple(life for replica in replicas for life in replica.lives)
     return {
