@@ -46,7 +46,7 @@ COLUMNS: tuple[Schema, ...] = (
         "name": "Teachers",
         "type": "string",
         "jsonPath": ".status.teachersReady",
-        "description": "Ready teachers of all.",
+        "description": "Ready teachers of all; released when they are not needed.",
     },
     {"name": "Step", "type": "string", "jsonPath": ".status.stepProgress", "description": "Step of all steps."},
     {

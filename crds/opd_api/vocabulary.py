@@ -149,7 +149,6 @@ class Reason(Words):
     WRITE_REFUSED = "WriteRefused", "rights or admission policies keep the operator from writing an object of the job"
     KUBERAY_MISSING = "KubeRayMissing", "the cluster does not serve ray.io/v1; install KubeRay 1.6 or newer"
     CHANGE_DEFERRED = "ChangeDeferred", "a change of the spec acts at the next attempt"
-    WARNING = "Warning", "a rule warns"
     # pods
     UNSCHEDULABLE = "Unschedulable", "no node has room; the message says what is missing"
     QUOTA_EXCEEDED = "QuotaExceeded", "a ResourceQuota refuses the pod"

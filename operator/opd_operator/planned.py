@@ -50,7 +50,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True)
 class PlannedEvent:
-    """An Event about the OPDJob. `reason` is a member of `opd_api.vocabulary.Reason`."""
+    """An Event about the OPDJob. `reason` is a member of `opd_api.vocabulary.Reason`, or the code of a finding."""
 
     type: EventType
     reason: str

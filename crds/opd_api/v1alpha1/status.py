@@ -109,7 +109,9 @@ class OPDJobStatus(ApiModel):
     teachers: Annotated[list[TeacherStatus], Field(max_length=32)] = Field(
         default_factory=list, description="Teachers."
     )
-    teachers_ready: ShortText | None = Field(None, description="Ready teachers of all, for the Teachers column: 1/2.")
+    teachers_ready: ShortText | None = Field(
+        None, description="For the Teachers column: ready teachers of all (1/2); released when they are not needed."
+    )
     step_progress: ShortText | None = Field(None, description="Step of all steps, for the Step column: 120/200.")
     training: TrainingStatus | None = Field(None, description="Progress as reported by the trainer.")
     attempts: Annotated[list[AttemptStatus], Field(max_length=10)] = Field(

@@ -7,24 +7,25 @@ from opd_operator.diagnose import QUOTA_HINT
 from opd_operator.model import Diagnosis, WriteProblem, WriteProblemKind
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.outcome import fail
-from opd_operator.planned import EventType
+from opd_operator.planned import EventType, PlannedEvent
 
 #: While a write is refused it is tried again at this pace.
 RETRY_WRITE_SECONDS = 15.0
+NO_COLLISION = "no object of somebody else has the name of a child"
 INITIAL = {
-    ConditionType.ACCEPTED: Reason.RECEIVED,
-    ConditionType.SUSPENDED: Reason.RECEIVED,
-    ConditionType.INPUTS_CHECKED: Reason.WAITING,
-    ConditionType.TEACHERS_READY: Reason.WAITING,
-    ConditionType.TEACHERS_PROBED: Reason.WAITING,
-    ConditionType.RAY_JOB_CREATED: Reason.WAITING,
-    ConditionType.TRAINING_RUNNING: Reason.WAITING,
-    ConditionType.PROGRESSING: Reason.RECEIVED,
-    ConditionType.CHECKPOINT_AVAILABLE: Reason.WAITING,
-    ConditionType.SUCCEEDED: Reason.WAITING,
-    ConditionType.FAILED: Reason.WAITING,
-    ConditionType.RESOURCES_RELEASED: Reason.WAITING,
-    ConditionType.NAME_COLLISION: Reason.RECEIVED,
+    ConditionType.ACCEPTED: (Reason.RECEIVED, "the rules have not been asked yet"),
+    ConditionType.SUSPENDED: (Reason.RECEIVED, "the job is not suspended"),
+    ConditionType.INPUTS_CHECKED: (Reason.WAITING, "the input check has not begun"),
+    ConditionType.TEACHERS_READY: (Reason.WAITING, "teachers start after the input check"),
+    ConditionType.TEACHERS_PROBED: (Reason.WAITING, "teachers are probed when all are ready"),
+    ConditionType.RAY_JOB_CREATED: (Reason.WAITING, "the RayJob follows the probe"),
+    ConditionType.TRAINING_RUNNING: (Reason.WAITING, "training follows the RayJob"),
+    ConditionType.PROGRESSING: (Reason.RECEIVED, "the operator saw the job"),
+    ConditionType.CHECKPOINT_AVAILABLE: (Reason.WAITING, "no checkpoint is complete yet"),
+    ConditionType.SUCCEEDED: (Reason.WAITING, "the job has not ended"),
+    ConditionType.FAILED: (Reason.WAITING, "the job has not ended"),
+    ConditionType.RESOURCES_RELEASED: (Reason.WAITING, "nothing has been started yet"),
+    ConditionType.NAME_COLLISION: (Reason.RECEIVED, NO_COLLISION),
 }
 #: Conditions that are known from the start: False, not Unknown.
 KNOWN = frozenset({ConditionType.SUSPENDED, ConditionType.NAME_COLLISION})
@@ -32,9 +33,9 @@ KNOWN = frozenset({ConditionType.SUSPENDED, ConditionType.NAME_COLLISION})
 
 def first_visit(draft: Draft) -> None:
     """Set every condition that is missing, so that `kubectl wait` and people find all of them at once."""
-    for kind, reason in INITIAL.items():
+    for kind, (reason, message) in INITIAL.items():
         if kind not in draft.conditions:
-            draft.set(kind, Truth.FALSE if kind in KNOWN else Truth.UNKNOWN, reason)
+            draft.set(kind, Truth.FALSE if kind in KNOWN else Truth.UNKNOWN, reason, message)
 
 
 def corrected(draft: Draft) -> bool:
@@ -68,7 +69,7 @@ def accept(draft: Draft) -> bool:
             return False
         if not draft.is_true(ConditionType.ACCEPTED):
             for finding in job.findings:
-                draft.event(EventType.WARNING, Reason.WARNING, f"{finding.path}: {finding.message} [{finding.code}]")
+                draft.events.append(PlannedEvent(EventType.WARNING, finding.code, f"{finding.path}: {finding.message}"))
     warnings = sum(finding.severity == Severity.WARNING for finding in job.findings)
     message = f"schema and rules pass; warnings in status.findings: {warnings}" if warnings else "schema and rules pass"
     draft.set(ConditionType.ACCEPTED, Truth.TRUE, Reason.ACCEPTED, message)
@@ -87,7 +88,7 @@ def refused_writes(draft: Draft) -> bool:
         draft.set(ConditionType.NAME_COLLISION, Truth.TRUE, Reason.NAME_COLLISION, str(found))
         draft.wait_for(found)
     else:
-        draft.set(ConditionType.NAME_COLLISION, Truth.FALSE, Reason.RECEIVED)
+        draft.set(ConditionType.NAME_COLLISION, Truth.FALSE, Reason.RECEIVED, NO_COLLISION)
     invalid = next((item for item in problems if item.kind is WriteProblemKind.INVALID), None)
     if invalid is not None:
         fail(

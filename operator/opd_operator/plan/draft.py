@@ -165,7 +165,7 @@ class Draft:
         return (moment(condition.last_transition_time) if condition else None) or self.now
 
     def set(self, kind: ConditionType, truth: Truth, reason: Reason, message: str = "") -> None:
-        """Set a condition. The transition time moves with the stored status only: one that a pass sets and takes back did not
+        """Set a condition; without a message it says what its reason means. The transition time moves with the stored status only: one that a pass sets and takes back did not
         move for those who read it."""
         known = (self.stored.get(kind), self.conditions.get(kind))
         same = next((item for item in known if item is not None and item.status == truth.value), None)
@@ -173,7 +173,7 @@ class Draft:
             type=kind.value,
             status=truth.value,
             reason=reason.value,
-            message=message[:MESSAGE_LIMIT],
+            message=(message or reason.explanation)[:MESSAGE_LIMIT],
             last_transition_time=same.last_transition_time if same is not None else stamp(self.now),
             observed_generation=self.job.generation,
         )

@@ -53,7 +53,8 @@ def set_progressing(draft: Draft, now_in: Phase) -> None:
     """Progressing: True with the phase, or False with what it waits for."""
     if now_in in (Phase.SUCCEEDED, Phase.FAILED):
         reason = Reason.SUCCEEDED if now_in is Phase.SUCCEEDED else Reason(draft.reason(ConditionType.FAILED))
-        draft.set(ConditionType.PROGRESSING, Truth.FALSE, reason, "the job has ended")
+        message = "the job has ended; nothing is left to do" if now_in is Phase.SUCCEEDED else "the job has ended"
+        draft.set(ConditionType.PROGRESSING, Truth.FALSE, reason, message)
     elif draft.waits is not None:
         draft.set(ConditionType.PROGRESSING, Truth.FALSE, *draft.waits)
     else:
@@ -91,7 +92,6 @@ def build(draft: Draft) -> Manifest:
     now_in = phase(draft)
     set_progressing(draft, now_in)
     teachers = _teachers(draft)
-    ready = sum(item.ready >= item.desired for item in teachers)
     steps = f"{training.step}/{training.total_steps}" if training and training.total_steps else None
     status = OPDJobStatus(
         observed_generation=draft.job.generation,
@@ -102,7 +102,7 @@ def build(draft: Draft) -> Manifest:
         start_time=draft.start_time,
         completion_time=draft.completion_time,
         teachers=teachers,
-        teachers_ready=f"{ready}/{len(teachers)}" if teachers else None,
+        teachers_ready=_teachers_column(draft, teachers),
         step_progress=steps,
         training=training,
         attempts=draft.attempts,
@@ -159,6 +159,17 @@ def _teachers(draft: Draft) -> list[TeacherStatus]:
             endpoint = teacher.endpoints[0] if teacher.endpoints else None
             found.append(TeacherStatus(name=teacher.name, ready=count, desired=count, endpoint=endpoint, message=None))
     return found
+
+
+def _teachers_column(draft: Draft, teachers: list[TeacherStatus]) -> str | None:
+    """1/2, but no 0/2 of teachers that nobody needs any more: it would read like a fault."""
+    if draft.reason(ConditionType.TEACHERS_READY) == Reason.TEACHERS_RELEASED:
+        return "released"
+    if not teachers:
+        return None
+    if draft.is_true(ConditionType.SUCCEEDED) or draft.is_true(ConditionType.FAILED):
+        return "-"
+    return f"{sum(item.ready >= item.desired for item in teachers)}/{len(teachers)}"
 
 
 def _training(draft: Draft) -> TrainingStatus | None:

@@ -69,7 +69,9 @@ def _training(draft: Draft) -> None:
         return
     exporting = progress.phase in DONE_WITH_TEACHERS
     reason = Reason.EXPORTING if exporting else Reason.TRAINING_RUNNING
-    draft.set(ConditionType.TRAINING_RUNNING, Truth.TRUE, reason, f"the trainer is {progress.phase}")
+    starting = progress.phase is TrainerPhase.STARTING
+    message = "the trainer starts: nothing is trained yet" if starting else f"the trainer is {progress.phase}"
+    draft.set(ConditionType.TRAINING_RUNNING, Truth.TRUE, reason, message)
     if progress.phase is TrainerPhase.TEACHER_UNAVAILABLE:
         who = progress.unavailable_teacher or "a teacher"
         why = next(

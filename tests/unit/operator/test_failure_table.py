@@ -50,7 +50,6 @@ NO_FAILURE = {
     Reason.KEPT_FOR_INSPECTION,
     Reason.CHANGE_DEFERRED,
     # A finding that the job may run with.
-    Reason.WARNING,
     Reason.RESPONSE_CAP_SHORT,
     # The event that tells of a failed attempt; its reason is the attempt's.
     Reason.ATTEMPT_FAILED,

@@ -145,7 +145,9 @@ def test_time_in_a_phase_starts_anew_with_each_phase_and_survives_a_restart_of_t
     assert clock.seconds("u", "Finishing", first_guess=None) == 0.0
 
 
-@pytest.mark.parametrize(("text", "ready"), [("1/2", 1), ("0/1", 0), (None, None), ("", None), ("x", None)])
+@pytest.mark.parametrize(
+    ("text", "ready"), [("1/2", 1), ("0/1", 0), ("released", None), (None, None), ("", None), ("x", None)]
+)
 def test_ready_teachers_are_read_from_the_column(text: str | None, ready: int | None) -> None:
     assert teachers_ready(text) == ready
 

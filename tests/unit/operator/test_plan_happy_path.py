@@ -338,3 +338,50 @@ def test_observing_and_planning_change_nothing_that_they_are_given() -> None:
     observation = observe(world.snapshot(), world.now, world.memory)
     plan(observation, world.now, world.settings)
     assert (world.objects, world.job) == before
+
+
+def test_every_condition_says_something_at_every_moment() -> None:
+    world = World().training()
+    world.final()
+    world.ray(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+    world.settle()
+    assert world.phase == "Succeeded"
+    for made in world.plans:
+        for condition in made.status["conditions"] if made.status is not None else ():
+            assert condition["message"], condition
+    first = world.plans[0].status
+    assert first is not None
+    said = {item["type"]: item["message"] for item in first["conditions"]}
+    assert said["Suspended"] == "the job is not suspended"
+    assert said["Failed"] == said["Succeeded"] == "the job has not ended"
+
+
+def test_a_trainer_that_loads_its_models_is_not_said_to_train() -> None:
+    world = World().training()
+    world.heartbeat(0, phase="Starting")
+    world.settle()
+    assert "nothing is trained yet" in world.condition("TrainingRunning")["message"]
+
+
+def test_teachers_that_are_not_needed_any_more_do_not_look_lost() -> None:
+    world = World().training()
+    world.heartbeat(10, phase="Exporting")
+    world.settle()
+    assert world.status["teachersReady"] == "released"
+    world.final()
+    world.ray(jobDeploymentStatus="Complete", jobStatus="SUCCEEDED")
+    world.settle()
+    assert world.phase == "Succeeded"
+    assert world.status["teachersReady"] == "released"
+
+
+def test_a_job_that_fails_before_its_teachers_counts_none() -> None:
+    world = World().settle()
+    world.end_job("check", final("Failed", failureClass="Data", reason="DataNotFound", message="no file"), ok=False)
+    world.settle()
+    assert (world.phase, world.status["teachersReady"]) == ("Failed", "-")
+
+
+def test_the_event_of_a_finding_has_its_code_as_reason() -> None:
+    world = World(job_document(training={"learningRate": 1e-4})).settle()
+    assert "spec.training.learningRate" in dict(world.said)["LearningRateHigh"]
