@@ -1,5 +1,8 @@
 """Kubernetes Events about OPDJobs. The same event within its window becomes a count in the first one, not a new object; the
-count is written at the first repetition, and then once a minute at most."""
+count is written at the first repetition, and then once a minute at most.
+
+Written as core/v1: `kubectl describe` sorts by lastTimestamp, which events.k8s.io/v1 forbids to set. That time has whole
+seconds, and within one the order is that of the names, so these begin with the time."""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from typing import Protocol
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.model import Manifest, ObjectRef
 from opd_operator.planned import EventType, PlannedEvent
-from opd_operator.resources import EVENT, OPDJOB_API_VERSION, OPDJOB_KIND
+from opd_operator.resources import CORE_EVENT, OPDJOB_API_VERSION, OPDJOB_KIND
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +87,7 @@ class Recorder:
             series.count += 1
             if series.count == 2 or (now - series.written_at).total_seconds() >= self._update:
                 series.written_at = now
-                patch: Manifest = {"series": {"count": series.count, "lastObservedTime": _micro(now)}}
+                patch: Manifest = {"count": series.count, "lastTimestamp": _whole(now)}
                 await self._api.merge_patch(series.ref, patch)
             return
         manifest = self._manifest(job, event, now, key)
@@ -100,20 +103,25 @@ class Recorder:
 
     def _manifest(self, job: Manifest, event: PlannedEvent, now: datetime, key: tuple[str, ...]) -> Manifest:
         metadata = job["metadata"]
-        digest = hashlib.sha256("\0".join((*key, _micro(now))).encode()).hexdigest()[:16]
+        digest = hashlib.sha256("\0".join((*key, _micro(now))).encode()).hexdigest()[:6]
+        since = f"{round(now.timestamp() * 1_000_000):014x}"
         warning = event.type == EventType.WARNING
         return {
-            "apiVersion": EVENT.api_version,
-            "kind": EVENT.kind,
-            "metadata": {"name": f"{metadata['name']}.{digest}", "namespace": metadata["namespace"]},
+            "apiVersion": CORE_EVENT.api_version,
+            "kind": CORE_EVENT.kind,
+            "metadata": {"name": f"{metadata['name']}.{since}{digest}", "namespace": metadata["namespace"]},
             "eventTime": _micro(now),
+            "firstTimestamp": _whole(now),
+            "lastTimestamp": _whole(now),
+            "count": 1,
             "type": event.type.value,
             "reason": event.reason[:128],
             "action": "Warn" if warning else "Reconcile",
-            "note": event.message.encode()[:_NOTE].decode(errors="ignore"),
-            "reportingController": COMPONENT,
+            "message": event.message.encode()[:_NOTE].decode(errors="ignore"),
+            "source": {"component": COMPONENT},
+            "reportingComponent": COMPONENT,
             "reportingInstance": self._instance,
-            "regarding": {
+            "involvedObject": {
                 "apiVersion": OPDJOB_API_VERSION,
                 "kind": OPDJOB_KIND,
                 "namespace": metadata["namespace"],
@@ -125,3 +133,7 @@ class Recorder:
 
 def _micro(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _whole(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

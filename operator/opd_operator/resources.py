@@ -40,7 +40,6 @@ _PLURALS = {
     ("apps/v1", "Deployment"): "deployments",
     ("batch/v1", "Job"): "jobs",
     ("coordination.k8s.io/v1", "Lease"): "leases",
-    ("events.k8s.io/v1", "Event"): "events",
     ("networking.k8s.io/v1", "NetworkPolicy"): "networkpolicies",
     ("ray.io/v1", "RayCluster"): "rayclusters",
     ("ray.io/v1", "RayJob"): "rayjobs",
@@ -64,7 +63,6 @@ def _resource(api_version: str, kind: str) -> Resource:
 RESOURCES = MappingProxyType({key: _resource(*key) for key in _PLURALS})
 OPDJOB = RESOURCES[OPDJOB_API_VERSION, OPDJOB_KIND]
 LEASE = RESOURCES["coordination.k8s.io/v1", "Lease"]
-EVENT = RESOURCES["events.k8s.io/v1", "Event"]
 CORE_EVENT = RESOURCES["v1", "Event"]
 CLAIM = RESOURCES["v1", "PersistentVolumeClaim"]
 

@@ -50,13 +50,10 @@ with the calls that the operator makes. Needed without being called:
   verbs: [get, create]
 - apiGroups: [""]
   resources: [events]
-  verbs: [list]
+  verbs: [list, create, patch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
-- apiGroups: [events.k8s.io]
-  resources: [events]
-  verbs: [create, patch]
 {{- end -}}
 
 {{- define "opd.leaseRules" -}}

@@ -65,10 +65,10 @@ def recorder(sink: Sink, hand: Hand) -> Recorder:
 async def test_an_event_names_job_reason_and_reporter(recorder: Recorder, sink: Sink) -> None:
     await recorder.record(JOB, STARTED)
     (event,) = sink.created
-    assert event["regarding"]["name"] == "math"
-    assert event["regarding"]["uid"] == "uid-1"
+    assert event["involvedObject"]["name"] == "math"
+    assert event["involvedObject"]["uid"] == "uid-1"
     assert event["reason"] == "AttemptStarted"
-    assert event["note"] == "attempt 1 starts"
+    assert event["message"] == "attempt 1 starts"
     assert event["reportingInstance"] == "opd-operator-0"
     assert event["metadata"]["namespace"] == "team"
 
@@ -80,7 +80,23 @@ async def test_a_repeated_event_is_one_object_with_a_count(recorder: Recorder, s
     await recorder.record(JOB, STARTED)
     assert len(sink.created) == 1
     assert {ref.name for ref, _ in sink.patched} == {sink.created[0]["metadata"]["name"]}
-    assert [patch["series"]["count"] for _, patch in sink.patched] == [2, 6]
+    assert [patch["count"] for _, patch in sink.patched] == [2, 6]
+    assert (sink.created[0]["firstTimestamp"], sink.patched[-1][1]["lastTimestamp"]) == (
+        "2026-01-01T00:00:00Z",
+        "2026-01-01T00:01:01Z",
+    )
+
+
+async def test_events_are_listed_in_the_order_in_which_they_happened(
+    recorder: Recorder, sink: Sink, hand: Hand
+) -> None:
+    """As kubectl describe lists them: by lastTimestamp, and by name within a second."""
+    messages = [f"event {number}" for number in (3, 1, 2, 9, 5)]
+    for message in messages:
+        await recorder.record(JOB, PlannedEvent(EventType.NORMAL, "AttemptStarted", message))
+        hand.advance(0.4)
+    listed = sorted(sink.created, key=lambda event: (event["lastTimestamp"], event["metadata"]["name"]))
+    assert [event["message"] for event in listed] == messages
 
 
 async def test_the_same_event_after_the_window_is_a_new_one(recorder: Recorder, sink: Sink, hand: Hand) -> None:
@@ -110,7 +126,7 @@ async def test_an_event_that_cannot_be_written_fails_nothing(recorder: Recorder,
 
 async def test_a_long_message_is_cut_to_what_the_api_takes(recorder: Recorder, sink: Sink) -> None:
     await recorder.record(JOB, PlannedEvent(EventType.WARNING, "Warning", "ü" * 2000))
-    assert len(sink.created[0]["note"].encode()) <= 1024
+    assert len(sink.created[0]["message"].encode()) <= 1024
 
 
 async def test_what_is_remembered_is_bounded_and_ends_with_the_job(recorder: Recorder) -> None:
