@@ -80,15 +80,24 @@ class Rollout(ApiModel):
         False, description="Continue aborted responses on new weights; needs maxStaleness > 0."
     )
     on_update: OnUpdate = Field(
-        OnUpdate.DRAIN, description="What a weight update does to running rollouts: abort or drain."
+        OnUpdate.DRAIN,
+        description="What a weight update does to running rollouts. abort: cuts them off; drain: waits for their end.",
     )
 
 
 class RolloutCorrection(ApiModel):
     """Correction of the gap between engine and learner log-probabilities."""
 
-    type: CorrectionType = Field(CorrectionType.NONE, description="none tis icepop mis.")
-    level: CorrectionLevel = Field(CorrectionLevel.TOKEN, description="token sequence geometric.")
+    type: CorrectionType = Field(
+        CorrectionType.NONE,
+        description="What is done with the ratio learner/engine of a token's probability. none: nothing; tis: a weight, clamped "
+        "to low..high; icepop: a weight, 0 outside low..high; mis: a weight, and what is outside leaves the loss and its mean.",
+    )
+    level: CorrectionLevel = Field(
+        CorrectionLevel.TOKEN,
+        description="What the ratio is of. token: each token; sequence: the product over the response; geometric: that product's "
+        "mean of a token.",
+    )
     low: Annotated[float, Field(ge=0)] | None = Field(None, description="Lower bound of the ratio.")
     high: Annotated[float, Field(gt=0)] = Field(2.0, description="Upper bound of the ratio.")
     veto: Annotated[float, Field(gt=0)] | None = Field(
@@ -125,7 +134,11 @@ class Training(ApiModel):
         1, description="Optimizer updates on one step's samples."
     )
     learning_rate: Annotated[float, Field(gt=0, le=1)] = Field(1e-6, description="Peak learning rate.")
-    schedule: Schedule = Field(Schedule.CONSTANT, description="constant linear cosine.")
+    schedule: Schedule = Field(
+        Schedule.CONSTANT,
+        description="Learning rate after the warm-up. constant: stays; linear: falls to 0 in a straight line; cosine: falls to 0 "
+        "along half a cosine.",
+    )
     warmup_steps: NonNegativeInt = Field(0, description="Steps of linear warm-up.")
     weight_decay: Annotated[float, Field(ge=0)] = Field(0.0, description="AdamW weight decay.")
     betas: Annotated[list[Annotated[float, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2)] = Field(
@@ -137,7 +150,10 @@ class Training(ApiModel):
     dtype: Dtype = Field(Dtype.BF16, description="Compute type; parameters, gradients and Adam state are fp32.")
     seed: NonNegativeInt = Field(0, description="Seed of the training.")
     loss_aggregation: LossAggregation = Field(
-        LossAggregation.TOKEN_MEAN, description="How token losses become one number."
+        LossAggregation.TOKEN_MEAN,
+        description="How token losses become one number. token-mean: mean over the step's tokens; token-sum: their sum; "
+        "seq-mean-token-sum: sum of each response, mean over responses; seq-mean-token-sum-norm: that over the longest length "
+        "allowed; seq-mean-token-mean: mean of each response, mean over responses.",
     )
     rollout_correction: RolloutCorrection = Field(
         default_factory=RolloutCorrection, description="Engine/learner mismatch correction."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,28 @@ def test_check_fails_on_a_stale_file_and_writes_nothing(tmp_path: Path) -> None:
 
 def test_the_crd_is_small_enough_for_client_side_apply() -> None:
     assert len(to_yaml(crd()).encode()) < MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "spec.distillation.tail",
+        "spec.distillation.tokenSelection",
+        "spec.distillation.divergence",
+        "spec.distillation.whiten",
+        "spec.task.policyLoss.type",
+        "spec.task.advantageEstimator",
+        "spec.training.schedule",
+        "spec.training.lossAggregation",
+        "spec.training.rolloutCorrection.type",
+        "spec.training.rolloutCorrection.level",
+    ],
+)
+def test_a_choice_says_what_each_of_its_values_does(path: str) -> None:
+    node = dict(SPEC_NODES)[path]
+    text = node["description"]
+    assert [value for value in node["enum"] if not re.search(rf"\b{re.escape(value)}\b", text)] == []
+    assert len(text) > 2 * sum(map(len, node["enum"]))
 
 
 def test_every_field_is_described() -> None:

@@ -108,6 +108,9 @@ class TestExplain:
             ("status.phase", "For people"),
             ("training", "steps  integer ≥ 1"),
             ("data", "source  text required"),
+            ("tail", "spec.distillation.tail  tail, norm, trunc, sampled  default tail"),
+            ("policyloss.type", "gspo: r of the whole sequence"),
+            ("stepProgress", "status.stepProgress"),
             ("SetAdvantageIsZero", "(rule 5)"),
             ("setadvantageiszero", "spec.acknowledge"),
             ("TeacherNotReady", "a teacher did not become ready in time"),
@@ -122,7 +125,7 @@ class TestExplain:
         ("name", "guess"),
         [
             ("distillation.tial", "distillation.tail"),
-            ("tail", "distillation.tail"),
+            ("maxConcurrenc", "teachers.maxConcurrency"),
             ("SetAdvantage", "SetAdvantageIsZero"),
         ],
     )
@@ -130,6 +133,10 @@ class TestExplain:
         code, out, err = opd("explain", name)
         assert (code, out) == (1, "")
         assert f"Did you mean {guess}?" in err
+
+    def test_a_last_part_of_several_fields_lists_them(self) -> None:
+        code, _, err = opd("explain", "dtype")
+        assert (code, "Did you mean student.model.dtype or teachers.model.dtype or" in err) == (1, True), err
 
     def test_a_name_like_nothing_is_told_where_to_look(self) -> None:
         assert "opd explain spec" in opd("explain", "qqqqqqqqqq")[2]

@@ -29,13 +29,22 @@ def run(name: str) -> int:
     known = _print_rules(name) | _print_words(name)
     if known:
         return Exit.OK
-    suffixes = [item for item in fields if item.endswith(f".{path}")]
+    suffixes = _ending_in(path, list(fields))
+    if len(suffixes) == 1:
+        _print_field(suffixes[0], fields[suffixes[0]])
+        return Exit.OK
     names = [rule.code for rule in RULES] + [word.value for _, word in _words()]
     guess = closest(path, [*(item.removeprefix("spec.") for item in fields), *names])
     meant = [item.removeprefix("spec.") for item in suffixes[:4]] or ([guess] if guess else [])
     hint = f" Did you mean {' or '.join(meant)}?" if meant else " `opd explain spec` lists the sections."
     complain(escape(f"there is no field, rule or word {name!r}.{hint}"))
     return Exit.REFUSED
+
+
+def _ending_in(path: str, fields: list[str]) -> list[str]:
+    """Fields whose path ends so; those of the status only when the spec has none."""
+    found = [item for item in fields if item.lower().endswith(f".{path.lower()}")]
+    return [item for item in found if item.startswith("spec.")] or found
 
 
 def _fields(node: Schema, path: str) -> Iterator[tuple[str, Schema]]:
