@@ -47,7 +47,7 @@ SIDES = (
         recipe.PEER_PYTHON,
         "peer_trl.py",
         {"beta": 1.0, "prompts_per_step": PROMPTS_PER_STEP},
-        steps=12,
+        steps=24,
         every=6,
     ),
     Side(
@@ -67,7 +67,7 @@ SIDES = (
             "prompts_per_step": PROMPTS_PER_STEP,
             "updates_per_step": UPDATES_PER_STEP,
         },
-        steps=4,
+        steps=10,
         every=2,
     ),
 )

@@ -139,7 +139,7 @@ def _with_error(measured: dict[str, float]) -> str:
 
 # --- against TRL --------------------------------------------------------------------------------------------------------
 def draw_trl(rows: dict[str, Any]) -> None:
-    """All curves over processor and wall time; the best of each configuration strong, with its name."""
+    """All curves over processor and wall time; the best of each side strong, with its name."""
     bars = yaml.safe_load(recipe.BARS.read_text())["learning"]["trl"]
     curves = [Curve(**row["curve"]) for row in rows.values()]
     figure = Figure(figsize=(11, 4.6), layout="constrained")
@@ -153,35 +153,41 @@ def draw_trl(rows: dict[str, Any]) -> None:
 def _draw_curves(axes: Axes, curves: list[Curve], clock: str, share: float) -> None:
     level = share * curves[0].reverse_kl[0]
     axes.axhline(level, color=INK, linewidth=0.8, linestyle=":")
-    sides = list(dict.fromkeys(curve.side for curve in curves))
-    for side, colour in zip(sides, (BLUE, ORANGE, GREEN, INK), strict=False):
+    for side, colour in zip(dict.fromkeys(curve.side for curve in curves), (BLUE, ORANGE), strict=True):
         own = [curve for curve in curves if curve.side == side]
-        winner = best(own, share, clock)
+        winner = best(own, share, clock) or min(own, key=lambda curve: curve.reverse_kl[-1])
         for curve in own:
             strong = curve is winner
             axes.plot(
-                getattr(curve, clock), curve.reverse_kl, color=colour, alpha=1 if strong else 0.3,
-                linewidth=2 if strong else 1, marker="o", markersize=4 if strong else 2,
-                label=f"{side}, learning rate {curve.learning_rate:g}" if strong else None,
-            )  # fmt: skip
-        if winner is not None:
-            when = winner.reach(level, clock)
-            axes.annotate(
-                f"{when:.0f} s",
-                (when, level),
-                (0, -12),
-                textcoords="offset points",
-                ha="center",
+                getattr(curve, clock),
+                curve.reverse_kl,
                 color=colour,
-                weight="bold",
+                alpha=1 if strong else 0.3,
+                linewidth=2 if strong else 1,
+                marker="o",
+                markersize=4 if strong else 2,
             )
-    axes.annotate(f"{share:.0%} of the start", (1, level), (-2, 4), xycoords=("axes fraction", "data"),
-                  textcoords="offset points", ha="right", fontsize=8)  # fmt: skip
-    axes.set_xlim(0, None)
+        when = winner.reach(level, clock)
+        name = f"{side}, {winner.learning_rate:g}" + ("" if when is None else f": {when:.0f} s")
+        end = (getattr(winner, clock)[-1], winner.reverse_kl[-1])
+        axes.annotate(
+            name, end, (7, 2), textcoords="offset points", ha="left", va="center", color=colour, weight="bold"
+        )
+    axes.annotate(
+        f"{share:.0%} of the start",
+        (0, level),
+        (4, -4),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        va="top",
+        fontsize=8,
+    )
+    # Room for the names.
+    axes.set_xlim(0, 1.6 * max(getattr(curve, clock)[-1] for curve in curves))
     axes.set_ylim(0, None)
     axes.set_ylabel("KL(student ‖ teacher) on held-out prompts, nats a token")
-    axes.set_title("Best of four learning rates (strong), the others faint")
-    axes.legend(frameon=False, loc="upper right")
+    rates = len({curve.learning_rate for curve in curves})
+    axes.set_title(f"Best of {rates} learning rates each (strong)" if rates > 1 else "One learning rate each")
 
 
 def trl_table(rows: dict[str, Any]) -> str:
