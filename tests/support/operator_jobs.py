@@ -81,8 +81,8 @@ class Job:
 
     async def reasons(self) -> list[str]:
         """Reasons of the Events about it."""
-        events = await self.api.list("events.k8s.io/v1", "Event", self.namespace)
-        return [event["reason"] for event in events if event["regarding"].get("name") == self.name]
+        events = await self.api.list("v1", "Event", self.namespace)
+        return [event["reason"] for event in events if event["involvedObject"].get("name") == self.name]
 
 
 def document(namespace: str, name: str = "math", **sections: Any) -> Manifest:

@@ -181,7 +181,7 @@ def _held_out_prompts(config: TrainerConfig, tokenizer: Any) -> list[Prompt]:
     evaluation = config.training.evaluation
     if evaluation is None:
         return []
-    records = load_records(evaluation.source, config.data.split)
+    records = load_records(evaluation.source, config.data.split, field="training.evaluation.source")
     data = config.data.model_copy(update={"source": evaluation.source, "shuffle": False})
     stream = PromptStream(records, PromptEncoder(tokenizer, data.chat_template), data)
     prompts = (stream.encode(ticket) for ticket in range(stream.size))

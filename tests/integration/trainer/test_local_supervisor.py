@@ -28,6 +28,7 @@ class Local:
         self.root = root
         self.journal = root / "journal.jsonl"
         self.journal.touch()
+        (root / "data").mkdir()
         self.process: subprocess.Popen[str] | None = None
         self.spec: dict[str, Any] = {
             "runtime": {"device": "cpu"},

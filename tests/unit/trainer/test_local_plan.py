@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from opd_api.v1alpha1 import Device
-from opd_api.vocabulary import FailureClass
+from opd_api.vocabulary import ExitCode, FailureClass
 from opd_trainer.errors import TrainerError
+from opd_trainer.local import run_local
 from opd_trainer.local.plan import API_KEY_ENV, LocalJob, TeacherProcess, map_paths, plan, teacher_process
 
 MANIFEST: dict[str, Any] = {
@@ -156,3 +157,14 @@ def test_relative_data_folders_are_made_absolute(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     job = plan(Path(os.path.relpath(write(tmp_path, MANIFEST))), Path("opd-data"))
     assert job.spec.data.source == str(tmp_path / "opd-data" / "prompts.jsonl")
+
+
+def test_a_mistyped_data_folder_is_refused_and_not_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    typo = tmp_path / "tpyo"
+    teacher = {"name": "math", "backend": "transformers", "model": {"source": "/data/models/teacher"}}
+    manifest = MANIFEST | {"spec": MANIFEST["spec"] | {"teachers": [teacher], "routing": {}}}
+    assert run_local(str(write(tmp_path, manifest)), data=str(typo)) == ExitCode.CONFIG
+    assert not typo.exists()
+    said = capsys.readouterr().out
+    assert f"the folder {typo} does not exist" in said
+    assert f"mkdir -p {typo}" in said

@@ -292,6 +292,27 @@ def test_errors_come_first_and_the_document_fits_into_a_termination_message() ->
     assert FinalDocument.model_validate_json(text).findings[0].code == "FieldNotFound"
 
 
+def test_what_a_retry_cannot_help_decides_for_the_whole_check() -> None:
+    report = Report("input check")
+    unreachable = FailureClass.INFRASTRUCTURE
+    report.add(
+        [
+            error(Reason.MODEL_NOT_FOUND, "spec.student.model.source", "no hub", failure_class=unreachable),
+            error(Reason.DATA_NOT_FOUND, "spec.data.source", "no file"),
+        ]
+    )
+    document = report.final(1)
+    assert (document.failure_class, document.reason) == (FailureClass.DATA, "DataNotFound")
+    assert document.message == "spec.data.source: no file (and 1 more)"
+
+
+def test_a_missing_held_out_file_is_named_by_its_own_field(claim: Path) -> None:
+    missing = str(claim / "held-out.jsonl")
+    found = only(config_of(claim, training={"evaluation": {"source": missing}}))
+    assert (found.path, found.reason) == ("spec.training.evaluation.source", Reason.DATA_NOT_FOUND)
+    assert found.message.startswith(f"training.evaluation.source {missing} does not exist")
+
+
 def test_the_message_of_a_failure_is_bounded() -> None:
     report = Report("input check")
     report.add([error(Reason.DATA_ERROR, "spec.data", "x" * 5000)])

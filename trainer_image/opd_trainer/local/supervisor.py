@@ -328,6 +328,15 @@ def _only_one(directory: Path) -> Iterator[TextIO]:
         yield lock
 
 
+def _must_exist(job: LocalJob) -> None:
+    """A mistyped --data would become an empty folder in which nothing is found."""
+    if not job.data.is_dir():
+        raise config_error(
+            f"--data: the folder {job.data} does not exist. It stands for the claim ({job.spec.storage.mount_path} in the "
+            f"manifest): write --data with the folder that holds models and prompts, or make it: mkdir -p {job.data}"
+        )
+
+
 def _start_anew(directory: Path) -> None:
     """--fresh: the old run is kept aside, once."""
     previous = directory.with_name(f"{directory.name}.previous")
@@ -345,6 +354,7 @@ def run_local(file: str, *, data: str = "opd-data", fresh: bool = False) -> int:
     try:
         check_rules(Path(file), view)
         job = plan(Path(file), Path(data))
+        _must_exist(job)
         with _only_one(job.directory):
             if fresh:
                 _start_anew(job.directory)

@@ -68,7 +68,7 @@ def _records(config: TrainerConfig, source: str, path: str, report: Report) -> S
         report.add([not_checked(Reason.DATA_NOT_FOUND, path, message)])
         return None
     try:
-        return load_records(source, config.data.split)
+        return load_records(source, config.data.split, field=path.removeprefix("spec."))
     except TrainerError as problem:
         report.add([of_exception(problem, path)])
         return None

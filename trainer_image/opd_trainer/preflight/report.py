@@ -22,6 +22,9 @@ MAX_FINDINGS = 16
 #: Errors of these reasons are the data's, all others the configuration's unless said otherwise.
 DATA_REASONS = frozenset({Reason.DATA_ERROR, Reason.DATA_NOT_FOUND, Reason.FIELD_NOT_FOUND})
 
+#: Classes of errors that may be gone at the next attempt.
+WORTH_A_RETRY = frozenset({FailureClass.INFRASTRUCTURE, FailureClass.TEACHER})
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -98,7 +101,8 @@ class Report:
         """The document; errors first, so that they survive every cut."""
         order = [Severity.ERROR, Severity.WARNING, Severity.NOT_CHECKED]
         findings = sorted(self.found, key=lambda item: order.index(item.severity))[:MAX_FINDINGS]
-        first = self.errors[0] if self.errors else None
+        # What a retry cannot help decides for all: a hub out of reach beside a wrong path is a wrong spec.
+        first = min(self.errors, key=lambda item: item.error_class in WORTH_A_RETRY, default=None)
         more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
         return FinalDocument(
             attempt=attempt,

@@ -52,8 +52,8 @@ def data_error(reason: Reason, message: str) -> TrainerError:
     return TrainerError(FailureClass.DATA, reason, message)
 
 
-def load_records(source: str, split: str) -> Sequence[dict[str, Any]]:
-    """Rows of a jsonl or parquet file, or of a hub data set (`datasets.Dataset`, memory-mapped).
+def load_records(source: str, split: str, *, field: str = "data.source") -> Sequence[dict[str, Any]]:
+    """Rows of a jsonl or parquet file, or of a hub data set (`datasets.Dataset`, memory-mapped). `field` of the spec names it.
 
     Raises TrainerError(Data, DataNotFound | DataError).
     """
@@ -63,10 +63,10 @@ def load_records(source: str, split: str) -> Sequence[dict[str, Any]]:
     file_format = FILE_FORMATS.get(path.suffix.lower())
     local = path.is_absolute() or source.startswith(".") or path.exists() or file_format is not None
     if local and not path.exists():
-        raise data_error(Reason.DATA_NOT_FOUND, f"data.source {source} does not exist where the trainer runs")
+        raise data_error(Reason.DATA_NOT_FOUND, f"{field} {source} does not exist where the trainer runs")
     if local and file_format is None:
         raise data_error(
-            Reason.DATA_ERROR, f"data.source {source} has no known ending; use one of {', '.join(sorted(FILE_FORMATS))}"
+            Reason.DATA_ERROR, f"{field} {source} has no known ending; use one of {', '.join(sorted(FILE_FORMATS))}"
         )
     datasets.disable_progress_bars()
     try:
@@ -76,9 +76,9 @@ def load_records(source: str, split: str) -> Sequence[dict[str, Any]]:
             rows = datasets.load_dataset(source, split=split)
     except Exception as error:
         reason = Reason.DATA_ERROR if local else Reason.DATA_NOT_FOUND
-        raise data_error(reason, f"data.source {source} (split {split}) cannot be read: {error}") from error
+        raise data_error(reason, f"{field} {source} (split {split}) cannot be read: {error}") from error
     if len(rows) == 0:
-        raise data_error(Reason.DATA_ERROR, f"data.source {source} has no rows")
+        raise data_error(Reason.DATA_ERROR, f"{field} {source} has no rows")
     return cast("Sequence[dict[str, Any]]", rows)
 
 
