@@ -307,7 +307,8 @@ def document(life: Life, namespace: str) -> Manifest:
         "preRunningDeadlineSeconds": 600,
         "teacherIdleTimeoutSeconds": 2,
         "stallTimeoutSeconds": 4 if "stall" in faults else 600,
-        "heartbeatTimeoutSeconds": 4 if "silence" in faults else 600,
+        # One that is asked to stop and is deaf stays silent, also when the request is taken back.
+        "heartbeatTimeoutSeconds": 4 if "silence" in faults or life.saves_in >= NEVER else 600,
         **life.lifecycle,
     }
     teachers = [
