@@ -10,6 +10,8 @@ from opd_operator.model import WriteProblemKind
 #: Answers that a later attempt may change: too many requests, the server or a proxy in trouble.
 TRANSIENT_CODES = frozenset({429, 500, 502, 503, 504})
 _WORDS = 512
+#: Server-side apply of an object that does not fit its schema is answered with 500, and so it is every time.
+_UNFIT = "failed to create typed patch object"
 
 
 class ApiError(Exception):
@@ -67,5 +69,7 @@ class NotLeader(Exception):
 def from_answer(code: int, text: str, body: Any) -> ApiError:
     """The error of an answer, whether it is a Status object or a proxy's page."""
     if isinstance(body, dict) and body.get("kind") == "Status":
+        if code == 500 and _UNFIT in str(body.get("message")):
+            return ApiError(422, "Invalid", body["message"], body)
         return ApiError(code, body.get("reason") or "", body.get("message") or "", body)
     return ApiError(code, "", text[:_WORDS])

@@ -119,9 +119,17 @@ def secret_in_literal(job: OPDJob) -> Hits:
     for index, variable in enumerate(job.spec.runtime.env):
         if variable.value and SECRETIVE.search(variable.name):
             yield f"spec.runtime.env[{index}].value", f"{variable.name} {remedy} instead of value."
-    for name in (job.spec.ray.runtime_env or {}).get("env_vars", {}):
+    variables = (job.spec.ray.runtime_env or {}).get("env_vars")
+    for name in variables if isinstance(variables, dict) else ():
         if SECRETIVE.search(name):
             yield "spec.ray.runtimeEnv", f"{name} {remedy} in runtime.env instead; Ray shows its runtime environment."
+
+
+@rule(27, "RuntimeEnvVariables", Level.ERROR, "Ray's env_vars is a mapping from names to texts")
+def runtime_env_variables(job: OPDJob) -> Hits:
+    variables = (job.spec.ray.runtime_env or {}).get("env_vars", {})
+    if not isinstance(variables, dict) or not all(isinstance(value, str) for value in variables.values()):
+        yield "spec.ray.runtimeEnv", 'env_vars is no mapping from names to texts. Write env_vars: {NAME: "text"}.'
 
 
 RULES = (
@@ -135,4 +143,5 @@ RULES = (
     engine_over_worker,
     suspend_loses_work,
     secret_in_literal,
+    runtime_env_variables,
 )

@@ -26,8 +26,11 @@ def merge_template(base: dict[str, Any], overlay: dict[str, Any] | None) -> dict
 
 
 def merge_named(base: list[dict[str, Any]], overlay: list[dict[str, Any]], field: str) -> list[dict[str, Any]]:
-    """Elements of both lists; those with one identity become one, at the place of the first."""
+    """Elements of both lists; those with one identity become one, at the place of the first. A list with an element that has
+    none takes the place of the whole: the API server refuses it and says why."""
     identity = IDENTITY[field]
+    if not all(isinstance(item, dict) and isinstance(item.get(identity), str) for item in overlay):
+        return overlay
     merged = {item[identity]: item for item in base}
     for item in overlay:
         known = merged.get(item[identity])

@@ -340,6 +340,15 @@ EXAMPLES = (
         {"spec.runtime.env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]},
     ),
     Example("SecretInLiteral", "spec.ray.runtimeEnv", {"spec.ray.runtimeEnv": {"env_vars": {"WANDB_API_KEY": "x"}}}),
+    *(
+        Example(
+            "RuntimeEnvVariables",
+            "spec.ray.runtimeEnv",
+            {"spec.ray.runtimeEnv": {"env_vars": variables}},
+            {"spec.ray.runtimeEnv": {"env_vars": {"A": "1"}}},
+        )
+        for variables in (None, ["A=1"], {"A": 1})
+    ),
 )
 
 #: A change for each row of UNREAD (opd_api.rules.effect) that writes the value where nothing reads it.

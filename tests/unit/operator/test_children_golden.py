@@ -13,6 +13,7 @@ from opd_world import UID, job_document
 from opd_api.v1alpha1 import OPDJob
 from opd_operator.children import render
 from opd_operator.children.engines import bootstrap_text
+from opd_operator.children.merge import merge_template
 from opd_operator.settings import Settings
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -224,6 +225,12 @@ def test_a_roles_placement_replaces_the_runtimes() -> None:
 def test_a_template_is_merged_last() -> None:
     wide = child("pools", "Deployment", "wide")["spec"]["template"]["spec"]
     assert wide["containers"][0]["resources"]["requests"] == {"nvidia.com/mig-1g.5gb": 4, "memory": "200Gi"}
+
+
+@pytest.mark.parametrize("items", [[{"image": "x"}], [None], ["x"], [{"name": ["x"]}], [{"name": {"x": 1}}]])
+def test_a_list_whose_elements_have_no_name_is_left_to_the_api_server_to_refuse(items: list[Any]) -> None:
+    base = {"spec": {"containers": [{"name": "teacher"}]}}
+    assert merge_template(base, {"spec": {"containers": items}}) == {"spec": {"containers": items}}
 
 
 def test_the_ray_job_leaves_retries_and_the_head_to_us() -> None:

@@ -13,7 +13,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from opd_operator.cluster import Cluster
 from opd_operator.errors import ApiError, NotLeader, Unreachable
-from opd_operator.model import ObjectRef
+from opd_operator.model import ObjectRef, WriteProblemKind
 from opd_operator.planned import Deletion
 from opd_operator.resources import CHILDREN, OPDJOB, Kind
 from opd_operator.retrying import RetryBudget, RetryPolicy
@@ -107,6 +107,17 @@ async def test_a_lasting_fault_is_given_up_after_a_few_attempts(server: Server, 
     with pytest.raises(ApiError, match="etcd"):
         await cluster.get(OPDJOB, "n", "j")
     assert len(server.requests) == 4
+
+
+async def test_an_object_that_does_not_fit_its_schema_is_a_refusal_for_all_its_code_500(
+    server: Server, cluster: Cluster
+) -> None:
+    words = "failed to create typed patch object (n/t; apps/v1, Kind=Deployment): .spec.nonsense: field not declared"
+    server.answers = [status(500, "", words)]
+    with pytest.raises(ApiError, match="nonsense") as raised:
+        await cluster.apply(CONFIG_MAP)
+    assert raised.value.problem is WriteProblemKind.INVALID
+    assert len(server.requests) == 1
 
 
 async def test_no_answer_at_all_is_unreachable(server: Server, cluster: Cluster, calls: Calls) -> None:
