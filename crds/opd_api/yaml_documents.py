@@ -14,6 +14,10 @@ import yaml
 _FLOAT = re.compile(
     r"^[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
 )
+#: Integers of YAML 1.1 without those to the base of 60: 1:30 is text.
+_INTEGER = re.compile(r"^[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+#: Words that PyYAML reads otherwise than kubectl, for which a date is text.
+_REPLACED = frozenset({"tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"})
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -40,10 +44,11 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:float"]
+    first: [entry for entry in entries if entry[0] not in _REPLACED]
     for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
 
 
 def read_documents(text: str) -> list[Any]:
@@ -61,3 +66,7 @@ def read_documents(text: str) -> list[Any]:
         raise YamlError(f"{where}{error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise YamlError(" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise YamlError("objects are nested too deep") from error
+    except (ValueError, AttributeError, IndexError) as error:  # how PyYAML takes `!!int x` and `!!timestamp x`
+        raise YamlError(f"a tagged value is none: {error}") from error

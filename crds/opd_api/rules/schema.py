@@ -211,6 +211,8 @@ def _model_at(location: tuple[str | int, ...]) -> type[BaseModel] | None:
 
 
 def _description(location: tuple[str | int, ...]) -> str:
+    if not location:  # no field is wrong but the document: nested too deep, or text that is no Unicode
+        return ""
     parent = _model_at(location[:-1])
     if parent is None:
         return ""

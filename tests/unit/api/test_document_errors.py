@@ -85,6 +85,19 @@ def test_no_document_of_any_form_raises(document: Any) -> None:
     assert all(finding.severity is Severity.ERROR for finding in found)
 
 
+def test_a_template_that_is_nested_too_deep_is_refused() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    finding = only({"spec.teachers.0.template": deep})
+    assert (finding.severity, finding.path) == (Severity.ERROR, "")
+    assert "recursion" in finding.message
+
+
+def test_text_that_is_no_unicode_is_refused() -> None:
+    assert only({"spec.data.source": "/data/\ud800"}).severity is Severity.ERROR
+
+
 def test_metadata_of_the_api_server_is_accepted() -> None:
     document = job_document(
         {"metadata.creationTimestamp": "2026-01-01T00:00:00Z", "metadata.managedFields": [{"manager": "x"}]}

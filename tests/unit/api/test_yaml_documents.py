@@ -20,6 +20,13 @@ from opd_api.yaml_documents import YamlError, read_documents
         ("1.2.3", "1.2.3"),
         ("'5e-5'", "5e-5"),
         ("2026-11-29e", "2026-11-29e"),
+        ("1_000", 1000),
+        ("010", 8),
+        ("-3", -3),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("2024-13-45", "2024-13-45"),
+        ("2024-01-01T00:00:00Z", "2024-01-01T00:00:00Z"),
     ],
 )
 def test_numbers_with_an_exponent_need_no_dot(text: str, value: object) -> None:
@@ -44,3 +51,9 @@ def test_a_syntax_error_says_where() -> None:
 
 def test_empty_documents_are_none() -> None:
     assert read_documents("---\n---\na: 1\n---\n") == [{"a": 1}]
+
+
+@pytest.mark.parametrize("text", ["!!int x", "!!int ''", "!!float x", "!!timestamp x", "[" * 5000 + "]" * 5000])
+def test_whatever_cannot_be_read_is_an_error_of_the_file(text: str) -> None:
+    with pytest.raises(YamlError):
+        read_documents(f"a: {text}")
