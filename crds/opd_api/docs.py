@@ -160,6 +160,7 @@ _VOCABULARY = {
     "Outcome": "How an attempt ended.",
     "Severity": "Severities of findings.",
     "TrainerPhase": "`phase` of the trainer's progress document.",
+    "TrainerTask": "`task` of the trainer's progress document, and the end of `seconds_…` in metrics.jsonl.",
     "Role": "Values of the label `opd.dev/role`.",
     "Label": "Labels of children.",
     "Annotation": "Annotations of children.",

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from opd_api.v1alpha1.base import ApiModel, NonNegativeInt, ShortText, Text
 from opd_api.v1alpha1.status import CheckpointStatus, FindingStatus, ResultStatus
-from opd_api.vocabulary import FailureClass, Outcome, TrainerPhase
+from opd_api.vocabulary import FailureClass, Outcome, TrainerPhase, TrainerTask
 
 #: Keys of the ConfigMap's data.
 PROGRESS_KEY = "progress"
@@ -27,6 +27,7 @@ class ProgressDocument(ApiModel):
     attempt: Annotated[int, Field(ge=1)] = Field(description="Attempt that writes.")
     sequence: NonNegativeInt = Field(description="Grows with every document of the attempt.")
     phase: TrainerPhase = Field(description="What the trainer is doing.")
+    task: TrainerTask | None = Field(None, description="In phase Training: what it waits for.")
     step: NonNegativeInt = Field(0, description="Finished optimizer steps.")
     total_steps: NonNegativeInt = Field(0, description="Steps of the whole run.")
     activity: NonNegativeInt = Field(

@@ -239,6 +239,16 @@ class Port:
     RAY_CLIENT = 10001
 
 
+class TrainerTask(Words):
+    """What the training waits for, in the progress document and in the names of a step's seconds."""
+
+    EVALUATE = "evaluate", "held-out prompts are answered and scored"
+    ROLLOUT = "rollout", "the student answers prompts and the teachers score"
+    TRAIN = "train", "the learner makes a step"
+    PUBLISH = "publish", "new weights go to the engines"
+    CHECKPOINT = "checkpoint", "a checkpoint is written"
+
+
 class TrainerPhase(Words):
     """Phase in the progress document."""
 

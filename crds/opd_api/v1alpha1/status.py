@@ -81,12 +81,22 @@ class FindingStatus(ApiModel):
     message: Text = Field(description="What to write instead.")
 
 
+class HeldOutReverseKl(ApiModel):
+    """Token-mean reverse KL on the prompts of training.evaluation, in nats."""
+
+    before: ShortText = Field(description="Before the first step.")
+    after: ShortText = Field(description="After the last step.")
+
+
 class ResultStatus(ApiModel):
     """What the run left."""
 
     checkpoint: Path | None = Field(None, description="Last checkpoint.")
     exported_model: Path | None = Field(None, description="Exported student (safetensors, config, tokenizer).")
     report: Path | None = Field(None, description="HTML report.")
+    held_out_reverse_kl: HeldOutReverseKl | None = Field(
+        None, description="Reverse KL on held-out prompts, in nats; absent without training.evaluation."
+    )
 
 
 class OPDJobStatus(ApiModel):

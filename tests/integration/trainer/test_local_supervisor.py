@@ -167,8 +167,7 @@ def test_ctrl_c_while_training_waits_for_the_checkpoint_and_the_next_run_is_atte
     process.send_signal(signal.SIGINT)
     code, output = local.end()
     assert code == ExitCode.INFRASTRUCTURE
-    assert "Preempted at step 1" in output
-    assert "run the same command again to resume" in output
+    assert "stopped at step 1; the same command goes on" in output
     assert local.alive() == []
     local.start()
     assert local.end()[0] == ExitCode.OK

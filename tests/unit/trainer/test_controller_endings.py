@@ -162,3 +162,23 @@ def test_checkpoints_are_written_in_the_background_of_rollouts_and_before_the_ne
         assert asyncio.get_running_loop().time() == pytest.approx(4 * 5.0 + 4.0), "only the last save is waited for"
 
     run_virtual(main())
+
+
+def test_a_resumed_run_remembers_the_held_out_number_before_the_first_step(tmp_path: Path) -> None:
+    async def main() -> None:
+        directory = tmp_path / "run"
+        evaluation = {"everySteps": 10, "source": "held-out.jsonl", "samples": 1}
+        config = trainer_config(directory, training={"steps": 4, "evaluation": evaluation})
+        first = Rig(directory, config=config)
+        first.controller._parts.evaluation_prompts = [prompt for prompt in [first.stream.encode(0)] if prompt]
+        stop_after(first, 1)
+        stopped = await first.controller.run()
+        second = resumed(directory, first, f"step-{stopped.step}.a1")
+        second.controller._parts.evaluation_prompts = [prompt for prompt in [second.stream.encode(0)] if prompt]
+        final = await second.controller.run()
+        assert final.result is not None
+        assert final.result.held_out_reverse_kl is not None
+        assert final.result.held_out_reverse_kl.before == "-0.5"
+        assert [step for step, _ in second.log.evaluations] == [4]
+
+    run_virtual(main())

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from opd_api.vocabulary import FailureClass, Reason
+from opd_api.vocabulary import FailureClass, Reason, TrainerTask
 from opd_trainer.controller.admission import Admission
 from opd_trainer.controller.batch_metrics import batch_metrics, rounded_seconds
 from opd_trainer.controller.checkpointing import Checkpointer
@@ -57,19 +57,21 @@ def _same_weights(metrics: dict[str, float]) -> None:
 
 
 class PhaseClock:
-    """Seconds of a step by what the trainer waited for."""
+    """Seconds of a step by what the trainer waited for; says what it waits for now."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: RunState) -> None:
+        self._state = state
         self.seconds: dict[str, float] = {}
 
     @asynccontextmanager
-    async def measure(self, phase: str) -> AsyncIterator[None]:
+    async def measure(self, task: TrainerTask) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         started = loop.time()
+        self._state.task = task
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + loop.time() - started
+            self.seconds[task] = self.seconds.get(task, 0.0) + loop.time() - started
 
     def take(self) -> dict[str, float]:
         """Seconds since the last call, by phase."""
@@ -106,7 +108,7 @@ class Pumps:
         self._admission = admission
         self._state = state
         self._log = log
-        self._clock = PhaseClock()
+        self._clock = PhaseClock(state)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake_rollout = asyncio.Event()
         self._wake_train = asyncio.Event()
@@ -192,7 +194,7 @@ class Pumps:
         await self._evaluate()
         while self._state.step < self._state.total_steps:
             started = asyncio.get_running_loop().time()
-            async with self._clock.measure("rollout"):
+            async with self._clock.measure(TrainerTask.ROLLOUT):
                 groups = await self._batch()
             if groups is None:
                 return
@@ -217,10 +219,10 @@ class Pumps:
                 Reason.INTERNAL_ERROR,
                 f"engines serve version {version} at step {self._state.step}",
             )
-        async with self._clock.measure("checkpoint"):
+        async with self._clock.measure(TrainerTask.CHECKPOINT):
             await self._checkpointer.finish()
         samples = [sample for group in groups for sample in group.samples if sample.state not in EXITS]
-        async with self._clock.measure("train"):
+        async with self._clock.measure(TrainerTask.TRAIN):
             result = await self._learner.step(samples, self._state.step)
         for sample in samples:
             sample.old_logprobs = result.old_logprobs.get(sample.sample_id)
@@ -245,20 +247,21 @@ class Pumps:
         """Publish, and start the checkpoint while the next rollouts run."""
         last = self._state.step == self._state.total_steps
         if (not last or self._evaluator is not None) and not self._state.stop.is_set():
-            async with self._clock.measure("publish"):
+            async with self._clock.measure(TrainerTask.PUBLISH):
                 await self._publisher.publish(self._state.step)
             self._log.published(self._state.step)
             self.wake()
         if self._checkpointer.due(self._state.step):
-            async with self._clock.measure("checkpoint"):
+            async with self._clock.measure(TrainerTask.CHECKPOINT):
                 await self._checkpointer.save()
 
     async def _evaluate(self) -> None:
         if self._evaluator is None or not self._evaluator.due(self._state.step) or self._state.stop.is_set():
             return
-        async with self._clock.measure("evaluate"):
+        async with self._clock.measure(TrainerTask.EVALUATE):
             evaluation = await self._interruptible(self._evaluator)
         if evaluation is not None:
+            self._state.note_evaluation(evaluation.metrics)
             self._log.evaluation(self._state.step, evaluation.metrics, evaluation.samples)
 
     async def _interruptible(self, evaluator: Evaluator) -> Evaluation | None:

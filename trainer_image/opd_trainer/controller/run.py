@@ -183,6 +183,7 @@ class Controller:
             return
         self.state.step = int(saved["step"])
         self.state.last_checkpoint = CheckpointStatus(step=self.state.step, path=str(self._parts.resume_from))
+        self.state.held_out_before = saved.get("held_out_before")
         self._parts.stream.load_state_dict(saved["stream"])
         self.buffer.load_state_dict(saved["buffer"])
         self.buffer.gate.reseed(self.state.step)
@@ -273,6 +274,7 @@ class Controller:
             checkpoint=checkpoint.path if checkpoint else None,
             exported_model=str(target),
             report=str(report) if report else None,
+            held_out_reverse_kl=self.state.held_out_reverse_kl,
         )
 
     async def _report(self, outcome: str, message: str) -> Path | None:
@@ -354,11 +356,12 @@ class Controller:
         """The heartbeat's document."""
         state = self.state
         unavailable = self._parts.scorer.unavailable if state.phase is TrainerPhase.TRAINING else None
-        metrics = {name[:256]: value for name, value in list(state.metrics.items())[:32] if math.isfinite(value)}
+        metrics = {name[:256]: value for name, value in list(state.told.items())[:32] if math.isfinite(value)}
         return ProgressDocument(
             attempt=state.attempt,
             sequence=sequence,
             phase=TrainerPhase.TEACHER_UNAVAILABLE if unavailable else state.phase,
+            task=state.task if state.phase is TrainerPhase.TRAINING else None,
             step=state.step,
             total_steps=state.total_steps,
             activity=state.activity.value,
@@ -377,6 +380,7 @@ class Controller:
             "step": self.state.step,
             "version": self.state.step,
             "attempt": self.state.attempt,
+            "held_out_before": self.state.held_out_before,
             "stream": self._parts.stream.state_dict(self.buffer.outstanding_tickets()),
             "buffer": self.buffer.state_dict(),
             "gate": {"accepted": self.buffer.gate.accepted},

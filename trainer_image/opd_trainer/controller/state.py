@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from opd_api.v1alpha1.status import CheckpointStatus
-from opd_api.vocabulary import TrainerPhase
+from opd_api.v1alpha1.status import CheckpointStatus, HeldOutReverseKl
+from opd_api.vocabulary import TrainerPhase, TrainerTask
 from opd_trainer.errors import Failure
 
 #: Sample errors and message lengths are bounded by the progress document.
 ERRORS_KEPT = 5
+HELD_OUT = "eval_opd_reverse_kl"
 
 
 class StopSource(StrEnum):
@@ -42,7 +43,12 @@ class RunState:
     total_steps: int = 0
     step: int = 0
     phase: TrainerPhase = TrainerPhase.STARTING
+    #: What the training waits for.
+    task: TrainerTask | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    #: Held-out reverse KL in nats: before the first step, and of the newest evaluation.
+    held_out_before: float | None = None
+    held_out: float | None = None
     last_checkpoint: CheckpointStatus | None = None
     activity: Activity = field(default_factory=Activity)
     #: Samples that were issued and whose rollout has not ended, and who wants to know when that falls.
@@ -69,6 +75,24 @@ class RunState:
         if phase is not self.phase:
             self.phase = phase
             self.phase_changed.set()
+
+    def note_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Remember the held-out reverse KL of the current step."""
+        self.held_out = metrics.get(HELD_OUT)
+        if self.step == 0:
+            self.held_out_before = self.held_out
+
+    @property
+    def held_out_reverse_kl(self) -> HeldOutReverseKl | None:
+        """For the result; None unless both ends of the run were evaluated."""
+        if self.held_out_before is None or self.held_out is None:
+            return None
+        return HeldOutReverseKl(before=f"{self.held_out_before:.4g}", after=f"{self.held_out:.4g}")
+
+    @property
+    def told(self) -> dict[str, float]:
+        """Numbers of the last step, and of the last evaluation: it comes first because heartbeats are bounded."""
+        return {**({} if self.held_out is None else {HELD_OUT: self.held_out}), **self.metrics}
 
     def rollout_ended(self) -> None:
         """One sample left the engines."""

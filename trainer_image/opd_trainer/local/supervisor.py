@@ -237,6 +237,8 @@ class Supervisor:
         config = self._write_config(f"job.a{self._attempt}.json", [process for process, _ in self._teachers])
         for key in (PROGRESS_KEY, FINAL_KEY):
             (self._job.directory / f"{key}.json").unlink(missing_ok=True)
+        if self._attempt > 1:
+            self._view.may_resume()
         self._view.phase("starting the student")
         self._controller = Child(
             "controller",
