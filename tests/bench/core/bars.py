@@ -20,6 +20,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return lower, middle, upper
 
 
+def waiting_share(measured: Measurements) -> float:
+    """Median over all runs: time that threads waited for a processor over the run's time."""
+    return statistics.median(run["waited_seconds"] / run["seconds"] for runs in measured.values() for run in runs)
+
+
 def table(case: str, measured: Measurements) -> str:
     """Markdown: time and memory, minimum/median/maximum, and the ratio of medians to ours with its spread."""
     ours = {key: [run[key] for run in measured[f"{case}/ours"]] for key in CLOCKS}

@@ -23,6 +23,11 @@ def _status(field: str) -> float:
     return int(line.split()[1]) / 1024
 
 
+def _waited() -> float:
+    """Seconds that threads of this process stood ready without a processor: field 2 of schedstat, proc(5)."""
+    return sum(int(file.read_text().split()[1]) for file in Path("/proc/self/task").glob("*/schedstat")) / 1e9
+
+
 def measure(name: str, threads: int) -> dict[str, float]:
     torch.set_num_threads(threads)
     contestant = CONTESTANTS[name]
@@ -31,6 +36,7 @@ def measure(name: str, threads: int) -> dict[str, float]:
     forward = contestant.prepare(Problem())
     Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before = _status("VmRSS")
+    waited = _waited()
     cpu, start = time.process_time(), time.perf_counter()
     loss = forward()
     middle = time.perf_counter()
@@ -42,6 +48,7 @@ def measure(name: str, threads: int) -> dict[str, float]:
         "backward_seconds": end - middle,
         "seconds": end - start,
         "cpu_seconds": time.process_time() - cpu,
+        "waited_seconds": _waited() - waited,
         "peak_mib": _status("VmHWM") - before,
     }
 

@@ -65,3 +65,11 @@ def test_a_busy_machine_is_judged_by_processor_time(bars: ModuleType) -> None:
     rules = {"peak_mib": 300, "not_slower_than": ["peer"]}
     assert bars.check("case", measured, rules) == ["case: 3.00 s, slower than peer at 2.00 s"]
     assert not bars.check("case", measured, rules, "cpu_seconds")
+
+
+def test_a_run_counts_as_disturbed_when_its_threads_waited_for_a_processor(bars: ModuleType) -> None:
+    measured = {"case/ours": _runs([2.0, 2.0], 200), "case/peer": _runs([1.0], 500)}
+    for runs in measured.values():
+        for run in runs:
+            run["waited_seconds"] = 0.5
+    assert bars.waiting_share(measured) == 0.25
