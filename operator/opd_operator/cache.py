@@ -266,7 +266,7 @@ def _news(config_map: Manifest) -> tuple[Any, ...]:
     data = config_map.get("data") or {}
     try:
         document = json.loads(data.get(PROGRESS_KEY) or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):  # nesting without end must not reach the lists, which feed every job
         document = {}
     metadata = config_map["metadata"]
     return (

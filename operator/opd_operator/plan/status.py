@@ -52,7 +52,9 @@ def _before_the_student(draft: Draft) -> Phase:
 def set_progressing(draft: Draft, now_in: Phase) -> None:
     """Progressing: True with the phase, or False with what it waits for."""
     if now_in in (Phase.SUCCEEDED, Phase.FAILED):
-        reason = Reason.SUCCEEDED if now_in is Phase.SUCCEEDED else Reason(draft.reason(ConditionType.FAILED))
+        stored = draft.reason(ConditionType.FAILED)  # of any version of the operator
+        failed = Reason(stored) if stored in set(Reason) else Reason.RELEASED
+        reason = Reason.SUCCEEDED if now_in is Phase.SUCCEEDED else failed
         message = "the job has ended; nothing is left to do" if now_in is Phase.SUCCEEDED else "the job has ended"
         draft.set(ConditionType.PROGRESSING, Truth.FALSE, reason, message)
     elif draft.waits is not None:

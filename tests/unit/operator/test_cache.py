@@ -142,10 +142,12 @@ def test_the_final_document_cannot_wait(cache: Cache) -> None:
     assert cache.put(CONFIG_MAPS, progress(21, first, final="{}")) == Change(MATH, Urgency.NOW)
 
 
-def test_a_progress_document_that_is_no_json_is_passed_on_as_it_is(cache: Cache) -> None:
-    broken = progress(20)
-    broken["data"][PROGRESS_KEY] = "{"
-    assert cache.put(CONFIG_MAPS, broken) is not None
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
+def test_a_progress_document_that_is_no_json_is_passed_on_as_it_is(cache: Cache, text: str) -> None:
+    for version in (20, 21):
+        broken = progress(version)
+        broken["data"][PROGRESS_KEY] = text
+        assert cache.put(CONFIG_MAPS, broken) is not None
 
 
 def test_an_accepted_delete_is_known_before_the_watch_tells(cache: Cache) -> None:

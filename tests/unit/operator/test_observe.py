@@ -34,6 +34,18 @@ def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     assert status.retries is None
 
 
+def test_a_job_that_failed_for_a_reason_of_a_newer_operator_stays_failed() -> None:
+    world = World().training()
+    world.final("Failed", failureClass="Config", reason="ConfigError")
+    world.settle()
+    assert world.phase == "Failed"
+    for condition in world.status["conditions"]:
+        condition["reason"] = "InventedTomorrow"
+    world.settle()
+    assert world.phase == "Failed"
+    assert world.condition("Failed")["reason"] == "InventedTomorrow"
+
+
 def test_ages_are_counted_from_when_this_process_saw_a_change() -> None:
     world = World().training()
     first = world.memory.sequence
