@@ -75,6 +75,23 @@ def test_a_missing_configuration_is_a_configuration_error(tmp_path: Path) -> Non
     assert run_check(str(tmp_path / "none.json"), termination_log=str(tmp_path / "log")) == ExitCode.CONFIG
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "row 1 is not UTF-8"),
+        (b'{"prompt": []}\n', "chat template"),
+        (b'{"prompt": "a"}\n{"prompt"\n', "JSON parse error"),
+        (b"", "no rows"),
+        (b"\n\n", "corresponds to no data"),
+    ],
+)
+def test_a_prompts_file_that_cannot_be_read_is_told_with_its_fault(claim: Path, content: bytes, words: str) -> None:
+    (claim / "prompts.jsonl").write_bytes(content)
+    found = only(config_of(claim))
+    assert found.reason is Reason.DATA_ERROR
+    assert words in found.message
+
+
 def test_a_missing_data_file_ends_with_the_data_class(claim: Path) -> None:
     (claim / "prompts.jsonl").unlink()
     config = config_of(claim)

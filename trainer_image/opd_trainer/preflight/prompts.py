@@ -13,7 +13,7 @@ from opd_api.vocabulary import Reason
 from opd_trainer.errors import TrainerError
 from opd_trainer.preflight.models import visible_here
 from opd_trainer.preflight.report import Found, Report, error, not_checked, of_exception, warning
-from opd_trainer.rollout.data import Prompt, PromptEncoder, PromptStream, field_of, load_records, require_fields
+from opd_trainer.rollout.data import Prompt, PromptEncoder, PromptStream, field_of, load_records, require_fields, row_at
 from opd_trainer.rollout.filters import build_filter
 from opd_trainer.rollout.rewards import build_reward, needs_answer
 
@@ -96,7 +96,7 @@ def _unrouted(config: TrainerConfig, records: Sequence[dict[str, Any]]) -> list[
     if not routing.map or routing.default or routing.mode is RoutingMode.ENSEMBLE:
         return []
     name = config.data.data_source_field if routing.key == "data_source" else routing.key
-    values = Counter(str(field_of(records[row], name)) for row in range(min(len(records), SCANNED)))
+    values = Counter(str(field_of(row_at(records, row), name)) for row in range(min(len(records), SCANNED)))
     unknown = sorted(value for value in values if value not in routing.map)
     if not unknown:
         return []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
+from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from opd_api.v1alpha1 import Data, Overlong
@@ -68,6 +69,8 @@ def load_records(source: str, split: str, *, field: str = "data.source") -> Sequ
         raise data_error(
             Reason.DATA_ERROR, f"{field} {source} has no known ending; use one of {', '.join(sorted(FILE_FORMATS))}"
         )
+    if path.is_file() and not path.stat().st_size:
+        raise data_error(Reason.DATA_ERROR, f"{field} {source} has no rows")
     datasets.disable_progress_bars()
     try:
         if local:
@@ -76,10 +79,25 @@ def load_records(source: str, split: str, *, field: str = "data.source") -> Sequ
             rows = datasets.load_dataset(source, split=split)
     except Exception as error:
         reason = Reason.DATA_ERROR if local else Reason.DATA_NOT_FOUND
-        raise data_error(reason, f"{field} {source} (split {split}) cannot be read: {error}") from error
+        raise data_error(reason, f"{field} {source} (split {split}) cannot be read: {_why(error)}") from error
     if len(rows) == 0:
         raise data_error(Reason.DATA_ERROR, f"{field} {source} has no rows")
     return cast("Sequence[dict[str, Any]]", rows)
+
+
+def _why(error: BaseException) -> str:
+    """The first words in the chain of causes: `datasets` says only that something failed, and pyarrow what and in which row."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return str(error) or type(error).__name__
+
+
+def row_at(records: Sequence[dict[str, Any]], row: int) -> dict[str, Any]:
+    """A row, counted from 0. Raises TrainerError(DataError) for text that is not UTF-8, which shows only when it is read."""
+    try:
+        return dict(records[row])
+    except UnicodeDecodeError as error:
+        raise data_error(Reason.DATA_ERROR, f"row {row} is not UTF-8: {error.reason}") from error
 
 
 def field_of(record: dict[str, Any], name: str) -> Any:
@@ -96,7 +114,7 @@ def field_of(record: dict[str, Any], name: str) -> Any:
 
 def require_fields(records: Sequence[dict[str, Any]], names: dict[str, str]) -> None:
     """Check that the first row has the fields. `names` maps the spec's path to the field. Raises TrainerError(FieldNotFound)."""
-    first = records[0]
+    first = row_at(records, 0)
     for path, name in names.items():
         if field_of(first, name) is _MISSING:
             raise data_error(
@@ -139,9 +157,12 @@ class PromptEncoder:
                 Reason.DATA_ERROR,
                 "prompts are chat messages but the student's tokenizer has no chat template; set data.chatTemplate",
             )
-        text = self._tokenizer.apply_chat_template(
-            prompt, tokenize=False, add_generation_prompt=True, chat_template=self._chat_template
-        )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                prompt, tokenize=False, add_generation_prompt=True, chat_template=self._chat_template
+            )
+        except (ValueError, TypeError, TemplateError) as error:
+            raise data_error(Reason.DATA_ERROR, f"the chat template refuses a prompt: {error}") from error
         return self._ids(text, special=False), text
 
     def _ids(self, text: str, *, special: bool) -> NDArray[np.int32]:
@@ -200,7 +221,7 @@ class PromptStream:
 
     def encode(self, ticket: int) -> Prompt | None:
         """The prompt behind a ticket, None when the policy drops it."""
-        record = dict(self._records[self.row_of(ticket)])
+        record = row_at(self._records, self.row_of(ticket))
         value = field_of(record, self._config.prompt_field)
         if value is _MISSING or value is None:
             raise data_error(
@@ -242,7 +263,7 @@ class PromptStream:
         return count
 
     def _fits(self, row: int) -> bool:
-        value = field_of(dict(self._records[row]), self._config.prompt_field)
+        value = field_of(row_at(self._records, row), self._config.prompt_field)
         return value is not None and len(self._encode(value)[0]) <= self._config.max_prompt_tokens
 
     def state_dict(self, outstanding: Iterable[int]) -> dict[str, Any]:
