@@ -9,6 +9,14 @@ from opd_api.v1alpha1 import Device, OPDJob, WeightSync
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_LIMIT = 40
+#: Volumes that the operator gives its pods besides the claim, and where they are mounted.
+OWN_VOLUMES = {
+    "home": "/home/opd",
+    "tmp": "/tmp",  # noqa: S108 - an emptyDir of the pod's own
+    "dshm": "/dev/shm",  # noqa: S108
+    "config": "/etc/opd",
+    "keys": "/run/opd",
+}
 #: Names of variables that hold something to be kept secret.
 SECRETIVE = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)", re.I)
 
@@ -65,6 +73,46 @@ def claim_missing(job: OPDJob) -> Hits:
             "checkpoints and the student need a place that outlives pods. Write claimName: <a ReadWriteMany "
             "PersistentVolumeClaim of this namespace>.",
         )
+
+
+@rule(21, "StoragePath", Level.ERROR, "runs are written below the mount point of the claim")
+def storage_path(job: OPDJob) -> Hits:
+    storage = job.spec.storage
+    mounts = [("spec.storage.mountPath", storage.mount_path)]
+    mounts += [
+        (f"spec.storage.extraVolumes[{index}].mountPath", volume.mount_path)
+        for index, volume in enumerate(storage.extra_volumes)
+    ]
+    for path, value in mounts:
+        if not value.startswith("/") or not value.strip("/") or ".." in value.split("/") or ":" in value:
+            yield (
+                path,
+                f"{value!r} is no place for a volume. Write an absolute path without '..' and ':', such as /data.",
+            )
+    run_path = storage.run_path
+    if run_path.startswith("/") or not run_path.strip() or ".." in run_path.split("/"):
+        yield (
+            "spec.storage.runPath",
+            f"{run_path!r} does not lie below mountPath, so checkpoints would end with their pod. Write a relative path "
+            "without '..', such as opd.",
+        )
+
+
+@rule(21, "VolumeCollides", Level.ERROR, "every volume has its own name and its own place")
+def volume_collides(job: OPDJob) -> Hits:
+    storage = job.spec.storage
+    names, places = {"data", *OWN_VOLUMES}, set(OWN_VOLUMES.values())
+    if storage.mount_path.rstrip("/") in places:
+        yield "spec.storage.mountPath", f"the pods mount a volume of their own at {storage.mount_path}. Write /data."
+    places.add(storage.mount_path.rstrip("/"))
+    for index, volume in enumerate(storage.extra_volumes):
+        path = f"spec.storage.extraVolumes[{index}]"
+        if volume.name in names:
+            yield f"{path}.name", f"there is another volume {volume.name!r} in the pods. Give this one another name."
+        if volume.mount_path.rstrip("/") in places:
+            yield f"{path}.mountPath", f"another volume is mounted at {volume.mount_path}. Write another path."
+        names.add(volume.name)
+        places.add(volume.mount_path.rstrip("/"))
 
 
 @rule(22, "CpuTensorParallel", Level.ERROR, "no tensor parallelism on CPUs")
@@ -138,6 +186,8 @@ RULES = (
     half_idle,
     job_name,
     claim_missing,
+    storage_path,
+    volume_collides,
     cpu_tensor_parallel,
     cpu_nccl,
     engine_over_worker,

@@ -21,6 +21,15 @@ REWARD = {f"{T}.reward": "math_verify", f"{T}.taskAdvWeight": 1.0, f"{T}.advanta
 GAE = REWARD | {f"{T}.advantageEstimator": "gae"} | CRITIC
 
 
+VOLUMES = "spec.storage.extraVolumes"
+
+
+def _volumes(*names_and_paths: str) -> Changes:
+    """Extra volumes of these names at these paths: name, path, name, path, ..."""
+    pairs = zip(names_and_paths[::2], names_and_paths[1::2], strict=True)
+    return {VOLUMES: [{"name": name, "mountPath": path, "source": {"emptyDir": {}}} for name, path in pairs]}
+
+
 @dataclass(frozen=True)
 class Example:
     code: str
@@ -294,6 +303,19 @@ EXAMPLES = (
     Example("JobName", "metadata.name", {"metadata.name": "8b-math"}, {"metadata.name": "math-8b"}),
     Example("JobName", "metadata.name", {"metadata.name": "m" * 41}, {"metadata.name": "m" * 40}),
     Example("ClaimMissing", "spec.storage.claimName", {"spec.storage": {}}),
+    *(
+        Example("StoragePath", f"spec.storage.{name}", {f"spec.storage.{name}": value})
+        for name, values in {
+            "mountPath": ("data", "", "/", "/data/../x", "/a:b"),
+            "runPath": ("/abs", "", " ", "..", "a/../../b"),
+        }.items()
+        for value in values
+    ),
+    Example("StoragePath", f"{VOLUMES}[0].mountPath", _volumes("x", "cache/x"), _volumes("x", "/cache/x")),
+    Example("VolumeCollides", "spec.storage.mountPath", {"spec.storage.mountPath": "/tmp/"}),
+    Example("VolumeCollides", f"{VOLUMES}[0].name", _volumes("data", "/x"), _volumes("cache", "/x")),
+    Example("VolumeCollides", f"{VOLUMES}[1].name", _volumes("x", "/x", "x", "/y"), _volumes("x", "/x", "y", "/y")),
+    Example("VolumeCollides", f"{VOLUMES}[0].mountPath", _volumes("x", "/data"), _volumes("x", "/data/x")),
     Example(
         "CpuTensorParallel",
         "spec.teachers[0].tensorParallelSize",

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from opd_world import UID, job_document
 
+from opd_api.rules.cluster import OWN_VOLUMES
 from opd_api.v1alpha1 import OPDJob
 from opd_operator.children import render
 from opd_operator.children.engines import bootstrap_text
@@ -220,6 +221,15 @@ def test_a_roles_placement_replaces_the_runtimes() -> None:
     assert wide["nodeSelector"] == {"pool": "teacher"}
     assert [item["key"] for item in wide["tolerations"]] == ["pool", "nvidia.com/mig-1g.5gb"]
     assert pod_specs("pools")["worker"]["nodeSelector"] == {"pool": "student"}
+
+
+def test_the_rules_know_every_volume_of_the_pods() -> None:
+    for spec in [*pod_specs("smallest").values(), child("pools", "Deployment", "wide")["spec"]["template"]["spec"]]:
+        mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]}
+        own = {name: path for name, path in mounts.items() if name in OWN_VOLUMES}
+        assert own == {name: path for name, path in OWN_VOLUMES.items() if name in own}
+        assert {"home", "tmp", "dshm"} <= set(own)
+        assert {volume["name"] for volume in pod_specs("smallest")["teacher"]["volumes"]} <= {"data", *OWN_VOLUMES}
 
 
 def test_a_template_is_merged_last() -> None:
