@@ -73,12 +73,14 @@ def pod_template(job: JobContext, parts: PodParts) -> Manifest:
         "containers": [container],
         "volumes": [*_volumes(job, parts), *parts.volumes],
     }
-    metadata: Manifest = {
-        "labels": names.labels(job.name, parts.role, attempt=parts.attempt, teacher=parts.teacher),
-    }
+    labels = names.labels(job.name, parts.role, attempt=parts.attempt, teacher=parts.teacher)
+    metadata: Manifest = {"labels": labels}
     if parts.annotations:
         metadata["annotations"] = parts.annotations
-    return merge_template({"metadata": metadata, "spec": spec}, parts.template)
+    merged = merge_template({"metadata": metadata, "spec": spec}, parts.template)
+    # Without our labels the operator would not see the pod, and would take its node for lost.
+    chosen = merged["metadata"] if isinstance(merged["metadata"], dict) else metadata
+    return {**merged, "metadata": {**chosen, "labels": {**(chosen.get("labels") or {}), **labels}}}
 
 
 def secret_variable(variable: str, secret: str, key: str) -> Manifest:

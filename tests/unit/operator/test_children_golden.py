@@ -271,6 +271,15 @@ def test_student_pods_carry_our_labels_so_that_we_see_them() -> None:
         assert (labels["opd.dev/job"], labels["opd.dev/role"], labels["opd.dev/attempt"]) == ("math", role, "1")
 
 
+@pytest.mark.parametrize("metadata", [None, {"labels": None}, {"labels": {"opd.dev/job": "other", "team": "x"}}])
+def test_no_template_takes_our_labels_from_a_pod(metadata: Any) -> None:
+    document = job_document(ray={"head": {"template": {"metadata": metadata}}})
+    job = next(item for item in render(OPDJob.parse(document), Settings()) if item["kind"] == "RayJob")
+    labels = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["metadata"]["labels"]
+    assert (labels["opd.dev/job"], labels["opd.dev/role"], labels["opd.dev/attempt"]) == ("math", "head", "1")
+    assert ("team" in labels) == bool((metadata or {}).get("labels"))
+
+
 def test_readiness_of_sglang_generates_and_liveness_does_not() -> None:
     container = pod_specs("smallest")["teacher"]["containers"][0]
     probes = {
