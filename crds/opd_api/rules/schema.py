@@ -52,10 +52,28 @@ def parse(document: Any) -> tuple[OPDJob | None, list[Finding]]:
             )
         ]
     try:
+        document = _as_stored(document, OPDJob)
         text = json.dumps(document, default=str)
         return OPDJob.model_validate_json(text, strict=True, by_alias=True, by_name=False), []
     except ValidationError as error:
         return None, _findings(error, document)
+
+
+def _as_stored(value: Any, annotation: Any) -> Any:
+    """What the API server keeps of a document: a field of ours that is null is not there (`rollout:` with every line below it
+    commented out), and 4.0 is the integer 4."""
+    model, items = model_of(annotation), item_of(annotation)
+    if model is not None and isinstance(value, dict):
+        known = {field.alias or name: field_annotation(field) for name, field in model.model_fields.items()}
+        kept = {key: item for key, item in value.items() if item is not None or key not in known}
+        return {key: _as_stored(item, known.get(key)) for key, item in kept.items()}
+    if items is not None and isinstance(value, list):
+        return [_as_stored(item, items) for item in value]
+    if items is not None and isinstance(value, dict):
+        return {key: _as_stored(item, items) for key, item in value.items()}
+    if strip_optional(annotation) is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def _findings(error: ValidationError, document: dict[str, Any]) -> list[Finding]:

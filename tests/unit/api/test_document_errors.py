@@ -85,6 +85,24 @@ def test_no_document_of_any_form_raises(document: Any) -> None:
     assert all(finding.severity is Severity.ERROR for finding in found)
 
 
+def test_a_section_without_content_is_as_good_as_none() -> None:
+    sections = ("rollout", "runtime", "routing", "lifecycle", "suspend", "acknowledge")
+    job, found = check_document(job_document({f"spec.{name}": None for name in sections}))
+    assert job is not None
+    assert (job, found) == check_document(job_document({}))
+
+
+def test_an_integer_may_be_written_as_a_whole_float() -> None:
+    job, _ = check_document(job_document({"spec.training.promptsPerStep": 1e3, "spec.training.gpus": 4.0}))
+    assert job is not None
+    assert (job.spec.training.prompts_per_step, job.spec.training.gpus) == (1000, 4)
+    assert only({"spec.training.gpus": 4.5}).code == "WrongType"
+
+
+def test_a_required_field_that_is_null_is_missing() -> None:
+    assert only({"spec.student": None}).code == "MissingField"
+
+
 def test_a_template_that_is_nested_too_deep_is_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(300):
