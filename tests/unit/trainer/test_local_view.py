@@ -53,7 +53,7 @@ def test_a_step_is_one_line_with_kl_and_seconds(screen: Screen) -> None:
     for task in (TrainerTask.ROLLOUT, TrainerTask.TRAIN, TrainerTask.ROLLOUT):
         screen.heartbeat(task, step=3, metrics=numbers)
     assert [line for line in screen.lines if line.startswith("step")] == ["step 3/16  reverse KL 0.5123  12.5 s a step"]
-    assert len(screen.lines) == 2, "the tasks of later steps are not told"
+    assert len(screen.lines) == 1, "the tasks of later steps are not told"
 
 
 def test_an_evaluation_and_its_number_are_told(screen: Screen) -> None:
@@ -61,6 +61,13 @@ def test_an_evaluation_and_its_number_are_told(screen: Screen) -> None:
     screen.heartbeat(TrainerTask.EVALUATE, step=8, metrics={"opd_reverse_kl": 0.5})
     screen.heartbeat(TrainerTask.ROLLOUT, step=8, metrics={"opd_reverse_kl": 0.5, "eval_opd_reverse_kl": 0.4151})
     assert screen.lines[-2:] == ["• evaluating held-out prompts", "held-out reverse KL 0.4151 after 8 steps"]
+
+
+def test_a_number_comes_before_what_follows_it(screen: Screen) -> None:
+    screen.heartbeat(TrainerTask.EVALUATE)
+    screen.heartbeat(TrainerTask.ROLLOUT, metrics={"eval_opd_reverse_kl": 0.61})
+    assert screen.lines[1] == "held-out reverse KL 0.61 after 0 steps"
+    assert screen.lines[2].startswith("• rollout")
 
 
 def test_a_teacher_that_went_away_is_told_at_any_step(screen: Screen) -> None:

@@ -66,7 +66,6 @@ class View:
             self._checkpoint = document.last_checkpoint.step
         if document.step or document.phase is TrainerPhase.TRAINING:
             self._resumes = False
-        self._say_what_it_does(document)
         numbers = _numbers(document.metrics)
         if numbers and numbers != self._step_numbers:
             self._step_numbers = numbers
@@ -79,6 +78,7 @@ class View:
         if document.last_checkpoint is not None and document.last_checkpoint.step != self._checkpoint:
             self._checkpoint = document.last_checkpoint.step
             self.say(f"checkpoint of step {self._checkpoint}")
+        self._say_what_it_does(document)
         self._move_bar(document, numbers)
 
     def _say_what_it_does(self, document: ProgressDocument) -> None:
