@@ -257,6 +257,8 @@ _SPEC = (
 #: Teacher fields that may change while a job runs: they act at the next attempt.
 _MUTABLE_OF_TEACHER = frozenset({*TemplatedPlacement.model_fields, "args", "image"})
 IMMUTABLE_SECTIONS = ("student", "routing", "distillation", "task", "data", "rollout", "training")
+#: Further volumes may change.
+IMMUTABLE_OF_STORAGE = ("claimName", "mountPath", "runPath")
 
 
 _NOT_STARTED = "!has(oldSelf.status) || !has(oldSelf.status.startTime)"
@@ -275,6 +277,17 @@ def _immutable(section: str) -> Validation:
         IMMUTABLE,
         f"{_NOT_STARTED} || {_same('self.spec', 'oldSelf.spec', section, always_there=required)}",
         f"spec.{section} cannot change once the job has started; make a new OPDJob",
+    )
+
+
+def _immutable_storage() -> Validation:
+    """Where the checkpoints are: the next attempt would look for them elsewhere and begin again."""
+    new, old = "self.spec.storage", "oldSelf.spec.storage"
+    same = " && ".join(_same(new, old, name, always_there=name != "claimName") for name in IMMUTABLE_OF_STORAGE)
+    return Validation(
+        IMMUTABLE,
+        f"{_NOT_STARTED} || (has({new}) == has({old}) && (!has({new}) || ({same})))",
+        f"{', '.join(IMMUTABLE_OF_STORAGE)} of spec.storage cannot change once the job has started; make a new OPDJob",
     )
 
 
@@ -300,6 +313,7 @@ _ROOT = (
         f"metadata.name has at most {NAME_LIMIT} lower-case letters, digits and '-', a letter first and no '-' last",
     ),
     *(_immutable(section) for section in IMMUTABLE_SECTIONS),
+    _immutable_storage(),
     _immutable_teachers(),
 )
 

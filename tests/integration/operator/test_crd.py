@@ -216,6 +216,13 @@ def test_a_section_cannot_appear_or_vanish_after_the_start(jobs: Jobs) -> None:
         jobs.patch(name, {"spec": {"task": {"reward": "exact_match"}}})
 
 
+@pytest.mark.parametrize(("field", "value"), [("claimName", "other"), ("mountPath", "/other"), ("runPath", "other")])
+def test_the_place_of_the_checkpoints_is_fixed_once_the_job_has_started(jobs: Jobs, field: str, value: str) -> None:
+    name = started(jobs)
+    with pytest.raises(client.ApiException, match=r"of spec\.storage cannot change"):
+        jobs.change(name, {f"spec.storage.{field}": value})
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -244,6 +251,7 @@ def test_teachers_are_fixed_once_the_job_has_started(jobs: Jobs, changes: Change
         {"spec.teachers.0.nodeSelector": {"pool": "b"}},
         {"spec.teachers.0.template": {"metadata": {"labels": {"a": "b"}}}},
         {"spec.ray.workers.gpusPerWorker": 4, "spec.runtime.priorityClassName": "high"},
+        {"spec.storage.extraVolumes": [{"name": "x", "mountPath": "/x", "source": {"emptyDir": {}}}]},
     ],
     ids=lambda changes: next(iter(changes)),
 )
