@@ -20,6 +20,9 @@ OWN_VOLUMES = {
 #: Names of variables that hold something to be kept secret.
 SECRETIVE = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_KEY)(_|$)", re.I)
 
+#: Arguments of a server that are followed by a secret.
+SECRET_FLAG = re.compile(r"--([a-z]+[-_])*(api[-_]?keys?|password|secret|hf[-_]token|auth[-_]token)(=|$)", re.I)
+
 
 @rule(18, "StepsXorEpochs", Level.ERROR, "exactly one of steps and epochs")
 def steps_xor_epochs(job: OPDJob) -> Hits:
@@ -167,6 +170,18 @@ def secret_in_literal(job: OPDJob) -> Hits:
     for index, variable in enumerate(job.spec.runtime.env):
         if variable.value and SECRETIVE.search(variable.name):
             yield f"spec.runtime.env[{index}].value", f"{variable.name} {remedy} instead of value."
+    for index, teacher in enumerate(job.spec.teachers):
+        for number, argument in enumerate(teacher.args):
+            if SECRET_FLAG.match(argument):
+                path = f"spec.teachers[{index}].args[{number}]"
+                yield (
+                    path,
+                    f"what {argument.partition('=')[0]} is given {remedy} in runtime.env, or leave it to the operator.",
+                )
+        for number, endpoint in enumerate(teacher.endpoints):
+            if "@" in endpoint.split("/")[2]:
+                path = f"spec.teachers[{index}].endpoints[{number}]"
+                yield path, "a password in a URL is readable by everybody who may read the job. Write apiKeySecretRef."
     variables = (job.spec.ray.runtime_env or {}).get("env_vars")
     for name in variables if isinstance(variables, dict) else ():
         if SECRETIVE.search(name):

@@ -21,6 +21,7 @@ REWARD = {f"{T}.reward": "math_verify", f"{T}.taskAdvWeight": 1.0, f"{T}.advanta
 GAE = REWARD | {f"{T}.advantageEstimator": "gae"} | CRITIC
 
 
+RAY, ARGS, ARGS_OF_0 = "spec.ray.runtimeEnv", "spec.teachers[0].args", "spec.teachers.0.args"
 VOLUMES = "spec.storage.extraVolumes"
 
 
@@ -362,14 +363,17 @@ EXAMPLES = (
         {"spec.runtime.env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}]},
     ),
     Example("SecretInLiteral", "spec.ray.runtimeEnv", {"spec.ray.runtimeEnv": {"env_vars": {"WANDB_API_KEY": "x"}}}),
+    Example("SecretInLiteral", f"{ARGS}[0]", {ARGS_OF_0: ["--api-key", "x"]}, {ARGS_OF_0: ["--max-token-length=5"]}),
+    Example("SecretInLiteral", f"{ARGS}[0]", {ARGS_OF_0: ["--admin-api-key=x"]}, {ARGS_OF_0: ["x--api-key"]}),
+    Example(
+        "SecretInLiteral",
+        "spec.teachers[0].endpoints[0]",
+        {"spec.teachers.0": {"name": "teacher", "endpoints": ["https://me:secret@teacher.example/v1"]}},
+        {"spec.teachers.0": {"name": "teacher", "endpoints": ["https://teacher.example/@v1"]}},
+    ),
     *(
-        Example(
-            "RuntimeEnvVariables",
-            "spec.ray.runtimeEnv",
-            {"spec.ray.runtimeEnv": {"env_vars": variables}},
-            {"spec.ray.runtimeEnv": {"env_vars": {"A": "1"}}},
-        )
-        for variables in (None, ["A=1"], {"A": 1})
+        Example("RuntimeEnvVariables", RAY, {RAY: {"env_vars": bad}}, {RAY: {"env_vars": {"A": "1"}}})
+        for bad in (None, ["A=1"], {"A": 1})
     ),
 )
 
