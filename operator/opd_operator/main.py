@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 #: How long running passes may take to finish after SIGTERM; they are short, and any of them may be cut.
 DRAIN_SECONDS = 5.0
+#: The API server stores templates of 10,000 levels, and one that cannot be decoded spoils the list of every job: with Python's
+#: limit of 1,000 it would end this process, and the next one.
+RECURSION_LIMIT = 25_000
 REVERSE_KL = "opd_reverse_kl"
 
 
@@ -187,4 +190,5 @@ def main() -> None:
         sys.exit(f"opd-operator: {error}")
     configure(settings.log_level)
     log.info("starting", extra={"namespaces": settings.watch_namespaces or "all", "identity": settings.identity})
+    sys.setrecursionlimit(RECURSION_LIMIT)
     asyncio.run(operate(settings))
