@@ -57,6 +57,10 @@ def parse(document: Any) -> tuple[OPDJob | None, list[Finding]]:
         return OPDJob.model_validate_json(text, strict=True, by_alias=True, by_name=False), []
     except ValidationError as error:
         return None, _findings(error, document)
+    except ValueError:  # json: circular reference
+        return None, [
+            Finding(WRONG_TYPE, Severity.ERROR, "", "an object contains itself. Remove the YAML alias in it.")
+        ]
 
 
 def _as_stored(value: Any, annotation: Any) -> Any:

@@ -112,6 +112,16 @@ def test_a_template_that_is_nested_too_deep_is_refused() -> None:
     assert "recursion" in finding.message
 
 
+def test_an_object_that_contains_itself_is_refused() -> None:
+    template: dict[str, Any] = {}
+    template["a"] = template
+    document = job_document({})
+    document["spec"]["teachers"][0]["template"] = template
+    job, (finding,) = check_document(document)
+    assert job is None
+    assert "contains itself" in finding.message
+
+
 def test_text_that_is_no_unicode_is_refused() -> None:
     assert only({"spec.data.source": "/data/\ud800"}).severity is Severity.ERROR
 
