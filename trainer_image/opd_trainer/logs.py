@@ -8,6 +8,8 @@ import sys
 import threading
 from pathlib import Path
 
+from opd_trainer.hiding import HidingFormatter
+
 TRAINER_LOG = "trainer.log"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CLOSE_SECONDS = 2.0
@@ -16,7 +18,9 @@ _BLOCK = 1 << 16
 
 def configure_logging(level: int = logging.INFO) -> None:
     """One line a record on stderr."""
-    logging.basicConfig(level=level, format=FORMAT, force=True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(HidingFormatter(FORMAT))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     for noisy in ("httpx", "httpcore", "urllib3", "filelock", "fsspec", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

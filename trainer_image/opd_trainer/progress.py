@@ -20,6 +20,7 @@ import aiohttp
 from opd_api.progress import FINAL_KEY, HEARTBEAT_SECONDS, PROGRESS_KEY, FinalDocument, ProgressDocument
 from opd_api.vocabulary import Annotation
 from opd_trainer.controller.state import RunState, StopSource
+from opd_trainer.hiding import hide
 from opd_trainer.storage import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Heartbeat:
         """One document. Returns whether it was written."""
         document = self._next()
         try:
-            annotations = await self._sink.send({PROGRESS_KEY: document.model_dump_json(by_alias=True)})
+            annotations = await self._sink.send({PROGRESS_KEY: hide(document.model_dump_json(by_alias=True))})
         except OSError as error:
             self._failures += 1
             logger.log(logging.WARNING if self._failures in (1, 10, 100) else logging.DEBUG, "heartbeat: %s", error)
@@ -147,8 +148,8 @@ class Heartbeat:
     async def finish(self, final: FinalDocument, *, seconds: float = FINAL_SECONDS) -> bool:
         """Write the final document together with the last progress; retried within a deadline. Returns whether it stands."""
         documents = {
-            PROGRESS_KEY: self._next().model_dump_json(by_alias=True),
-            FINAL_KEY: final.model_dump_json(by_alias=True),
+            PROGRESS_KEY: hide(self._next().model_dump_json(by_alias=True)),
+            FINAL_KEY: hide(final.model_dump_json(by_alias=True)),
         }
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + seconds, FIRST_RETRY_SECONDS

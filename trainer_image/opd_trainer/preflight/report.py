@@ -12,6 +12,7 @@ from opd_api.trainer_config import TrainerConfig
 from opd_api.v1alpha1.status import FindingStatus
 from opd_api.vocabulary import EXIT_CODE_OF_CLASS, ExitCode, FailureClass, Outcome, Reason, Severity
 from opd_trainer.errors import TrainerError
+from opd_trainer.hiding import hide
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Report:
 
     def say(self, line: str) -> None:
         """A line for people; printed at once, because checks may take minutes."""
+        line = hide(line)
         self.lines.append(line)
         print(line, flush=True)
 
@@ -139,7 +141,7 @@ def finish(report: Report, attempt: int, termination_log: str | None) -> int:
     document = report.final(attempt)
     target = Path(termination_log or TERMINATION_LOG)
     if termination_log or target.exists():
-        target.write_text(fitting_json(document), encoding="utf-8")
+        target.write_text(hide(fitting_json(document)), encoding="utf-8")
     report.say(f"{report.title}: {document.outcome}" + (f" - {document.message}" if report.errors else ""))
     if document.failure_class is None:
         return ExitCode.OK
