@@ -170,7 +170,8 @@ def test_kubectl_applies_on_the_client_side_and_shows_the_columns(
 
 def test_kubectl_explains_every_level(control_plane: ControlPlane) -> None:
     text = control_plane.kubectl("explain", "opdjob.spec.distillation.tail")
-    assert "What happens to mass outside the set" in text
+    # The text is wrapped by kubectl; every value is explained.
+    assert "one more bucket holds it" in " ".join(text.split())
     assert "teacherIdleTimeoutSeconds" in control_plane.kubectl("explain", "opd.spec", "--recursive")
 
 
