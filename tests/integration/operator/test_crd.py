@@ -16,6 +16,7 @@ from opd_api import GROUP, PLURAL, VERSION
 from opd_api.cel import AT_APPLY, IMMUTABLE_SECTIONS
 from opd_api.rules import check_document
 from opd_cluster.errors import ClusterError
+from opd_cluster.shell import wait_for
 
 if TYPE_CHECKING:
     from conftest import ControlPlane
@@ -169,9 +170,15 @@ def test_kubectl_applies_on_the_client_side_and_shows_the_columns(
 
 
 def test_kubectl_explains_every_level(control_plane: ControlPlane) -> None:
-    text = control_plane.kubectl("explain", "opdjob.spec.distillation.tail")
-    # The text is wrapped by kubectl; every value is explained.
-    assert "one more bucket holds it" in " ".join(text.split())
+    def tail() -> str:
+        try:
+            return control_plane.kubectl("explain", "opdjob.spec.distillation.tail")
+        except ClusterError:  # the schema of a new kind is published a moment after the kind is served
+            return ""
+
+    wait_for("the API server to publish the schema", tail, seconds=60)
+    # kubectl wraps the text; every value is explained.
+    assert "one more bucket holds it" in " ".join(tail().split())
     assert "teacherIdleTimeoutSeconds" in control_plane.kubectl("explain", "opd.spec", "--recursive")
 
 
