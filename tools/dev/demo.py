@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "examples/quickstart.yaml"
@@ -105,23 +106,16 @@ def remove_earlier_job(kubectl: list[str]) -> None:
     )
 
 
-def result_files(status: dict[str, object], claim: Path | None) -> dict[str, str]:
+def result_files(status: dict[str, Any], claim: Path | None) -> dict[str, str]:
     """Paths of report, checkpoint and export: on this machine where the claim is a folder of it."""
-    result = status.get("result") or {}
-    return {
-        key: str(claim / path.removeprefix("/data/")) if claim else path
-        for key, path in result.items()  # type: ignore[attr-defined]
-    }
+    paths = {key: value for key, value in (status.get("result") or {}).items() if isinstance(value, str)}
+    return {key: str(claim / path.removeprefix("/data/")) if claim else path for key, path in paths.items()}
 
 
-def reverse_kl(report: Path) -> tuple[float, float] | None:
-    """Reverse KL on the held-out prompts before the first step and after the last, from the metrics beside the report."""
-    metrics = report.parent.parent / "logs" / "metrics.jsonl"
-    if not metrics.is_file():
-        return None
-    rows = map(json.loads, metrics.read_text().splitlines())
-    values = {row["step"]: row["eval_opd_reverse_kl"] for row in rows if "eval_opd_reverse_kl" in row}
-    return (values[min(values)], values[max(values)]) if len(values) > 1 else None
+def reverse_kl(status: dict[str, Any]) -> tuple[float, float] | None:
+    """Reverse KL on the held-out prompts before the first step and after the last; None when nothing was evaluated."""
+    held_out = (status.get("result") or {}).get("heldOutReverseKl") or {}
+    return (float(held_out["before"]), float(held_out["after"])) if held_out.get("after") else None
 
 
 @dataclass(frozen=True)
@@ -198,8 +192,7 @@ def show_result(status: dict[str, object], target: Target) -> None:
         raise DemoError("the job failed: " + "; ".join(f"{c['reason']}: {c['message']}" for c in failed))
     for key, path in files.items():
         print(f"{key:<14} {'file://' if key == 'report' and target.claim else ''}{path}")
-    scores = reverse_kl(Path(files["report"])) if target.claim else None
-    if scores:
+    if scores := reverse_kl(status):
         before, after = scores
         print(
             f"\nreverse KL     {before:.3f} nats a token before, {after:.3f} after, on held-out prompts: {100 * after / before:.0f} % of its start"
