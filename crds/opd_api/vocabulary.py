@@ -147,6 +147,10 @@ class Reason(Words):
     CAPACITY_RELEASED = "CapacityReleased", "teachers were freed because the student has no room"
     NAME_COLLISION = "NameCollision", "an object with a child's name belongs to somebody else"
     WRITE_REFUSED = "WriteRefused", "rights or admission policies keep the operator from writing an object of the job"
+    TYPE_NOT_READ = (
+        "TypeNotRead",
+        "the API server has not read the OPDJob type yet: its CRD was installed a moment ago; passes by itself",
+    )
     KUBERAY_MISSING = "KubeRayMissing", "the cluster does not serve ray.io/v1; install KubeRay 1.6 or newer"
     CHANGE_DEFERRED = "ChangeDeferred", "a change of the spec acts at the next attempt"
     # pods

@@ -12,6 +12,8 @@ TRANSIENT_CODES = frozenset({429, 500, 502, 503, 504})
 _WORDS = 512
 #: Server-side apply of an object that does not fit its schema is answered with 500, and so it is every time.
 _UNFIT = "failed to create typed patch object"
+#: OwnerReferencesPermissionEnforcement reads the list of types twice a minute; of a newer one it says this.
+_TYPE_NOT_READ = "cannot find RESTMapping"
 
 
 class ApiError(Exception):
@@ -51,6 +53,8 @@ class ApiError(Exception):
     @property
     def problem(self) -> WriteProblemKind | None:
         """What kind of refusal of a write this is; None when trying again later may help."""
+        if self.code == 403 and _TYPE_NOT_READ in str(self.body.get("message") or self.message):
+            return WriteProblemKind.TYPE_NOT_READ
         if self.code == 403:
             return WriteProblemKind.QUOTA if "exceeded quota" in self.message else WriteProblemKind.FORBIDDEN
         if self.code in (400, 404, 405, 413, 415, 422):

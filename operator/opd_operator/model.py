@@ -122,6 +122,8 @@ class WriteProblemKind(StrEnum):
     INVALID = "invalid"
     #: 403 otherwise: the operator lacks a right, or an admission plug-in (Pod Security, policy engine) refuses.
     FORBIDDEN = "forbidden"
+    #: 403 from an admission plug-in that has not read the type OPDJob yet: its CRD is younger than half a minute.
+    TYPE_NOT_READ = "typeNotRead"
 
 
 @dataclass(frozen=True, order=True)

@@ -11,6 +11,8 @@ from opd_operator.planned import EventType, PlannedEvent
 
 #: While a write is refused it is tried again at this pace.
 RETRY_WRITE_SECONDS = 15.0
+#: The same while the API server only has to read a type that is new to it.
+RETRY_NEW_TYPE_SECONDS = 3.0
 NO_COLLISION = "no object of somebody else has the name of a child"
 INITIAL = {
     ConditionType.ACCEPTED: (Reason.RECEIVED, "the rules have not been asked yet"),
@@ -107,10 +109,20 @@ def refused_writes(draft: Draft) -> bool:
 
 
 def _wait_for_write(draft: Draft, problem: WriteProblem) -> None:
-    draft.passed(draft.now, RETRY_WRITE_SECONDS)
+    new_type = problem.kind is WriteProblemKind.TYPE_NOT_READ
+    draft.passed(draft.now, RETRY_NEW_TYPE_SECONDS if new_type else RETRY_WRITE_SECONDS)
     what = f"{problem.ref.kind} {problem.ref.name}"
     if problem.kind is WriteProblemKind.BEING_DELETED:
         draft.wait(Reason.WAITING, f"an older {what} is being deleted")
+    elif new_type:
+        draft.wait_for(
+            Diagnosis(
+                FailureClass.CAPACITY,
+                Reason.TYPE_NOT_READ,
+                f"{what} must wait: the API server has not read the OPDJob type yet.",
+                "It does so within half a minute after the CRD was installed; the write is tried again.",
+            )
+        )
     elif problem.kind is WriteProblemKind.QUOTA:
         draft.wait_for(
             Diagnosis(FailureClass.CAPACITY, Reason.QUOTA_EXCEEDED, f"{what}: {problem.message}", QUOTA_HINT)

@@ -68,6 +68,15 @@ BEFORE_ANYTHING = (
         Then.WAITS,
     ),
     Failure(
+        "type-not-read",
+        "the CRD was installed a moment ago, and admission has not read the type OPDJob yet",
+        Step.ACCEPT,
+        faults.refused("Job", WriteProblemKind.TYPE_NOT_READ, "cannot find RESTMapping"),
+        Class.CAPACITY,
+        Reason.TYPE_NOT_READ,
+        Then.WAITS,
+    ),
+    Failure(
         "name-collision",
         "an object with a child's name belongs to somebody else",
         Step.ACCEPT,

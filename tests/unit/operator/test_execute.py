@@ -19,6 +19,10 @@ from opd_operator.resources import OPDJOB, Resource
 
 Manifest = dict[str, Any]
 MATH = JobKey("team", "math")
+NOT_READ = (
+    'configmaps "math-config" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for '
+    'APIVersion opd.dev/v1alpha1 Kind OPDJob: no matches for kind "OPDJob" in version "opd.dev/v1alpha1"'
+)
 
 
 class Api:
@@ -187,6 +191,7 @@ async def test_an_object_on_its_way_out_is_waited_for(executor: Executor, api: A
     [
         (ApiError(403, "Forbidden", 'pods "x" is forbidden: exceeded quota: gpus'), WriteProblemKind.QUOTA),
         (ApiError(403, "Forbidden", "violates PodSecurity restricted"), WriteProblemKind.FORBIDDEN),
+        (ApiError(403, "Forbidden", NOT_READ), WriteProblemKind.TYPE_NOT_READ),
         (ApiError(422, "Invalid", "spec.template: Required value"), WriteProblemKind.INVALID),
         (ApiError(400, "BadRequest", "cannot unmarshal"), WriteProblemKind.INVALID),
         (ApiError(404, "NotFound", "the server could not find the requested resource"), WriteProblemKind.INVALID),

@@ -60,6 +60,7 @@ def test_a_child_that_the_api_server_finds_invalid_fails_the_job() -> None:
     [
         (WriteProblemKind.QUOTA, "QuotaExceeded"),
         (WriteProblemKind.FORBIDDEN, "WriteRefused"),
+        (WriteProblemKind.TYPE_NOT_READ, "TypeNotRead"),
         (WriteProblemKind.BEING_DELETED, "Waiting"),
         (WriteProblemKind.COLLISION, "NameCollision"),
     ],
