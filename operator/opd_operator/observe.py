@@ -14,6 +14,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from opd_api.progress import FINAL_KEY, PROGRESS_KEY, FinalDocument, ProgressDocument
+from opd_api.v1alpha1 import OPDJobStatus
 from opd_api.vocabulary import ConditionType, Label, Role, TrainerPhase
 from opd_operator import diagnose_ray
 from opd_operator.children import names
@@ -54,8 +55,9 @@ def observe(snapshot: Snapshot, now: datetime, memory: Memory) -> Observation:
     job = job_view(snapshot.job, claim_modes=snapshot.claim_modes)
     ours = _ours(snapshot, job)
     pods = _pods(snapshot, job)
-    attempt = job.status.attempt or 1
-    ray_jobs = _ray_jobs(snapshot, ours, pods)
+    ray_jobs = _ray_jobs(snapshot, ours, pods, job)
+    attempt = attempt_now(job.status, ray_jobs)
+    job = replace(job, status=job.status.model_copy(update={"attempt": attempt}))
     data = _progress_data(snapshot, ours, job)
     progress, garbled = _document(data, PROGRESS_KEY, ProgressDocument, attempt)
     final, unreadable = _document(data, FINAL_KEY, FinalDocument, attempt)
@@ -159,15 +161,27 @@ def _teachers(
     return tuple(views)
 
 
+def attempt_now(status: OPDJobStatus, ray_jobs: Mapping[int, RayJobView]) -> int:
+    """The current attempt. The status counts, unless a RayJob lives that it cannot explain: then somebody wrote the status by
+    hand, or it was lost, and the newest living RayJob is the attempt that is under way."""
+    told = status.attempt or 1
+    newest = max((attempt for attempt, view in ray_jobs.items() if not view.owned.deleting), default=told)
+    record = next((item for item in status.attempts if item.number == told), None)
+    if newest == told + 1 and record is not None and record.end_time is not None:
+        return told  # the next attempt begins with its RayJob; the status follows
+    return newest if newest > told or record is None else told
+
+
 def _ray_jobs(
-    snapshot: Snapshot, ours: Mapping[tuple[Kind, str], Owned], pods: list[Manifest]
+    snapshot: Snapshot, ours: Mapping[tuple[Kind, str], Owned], pods: list[Manifest], job: JobView
 ) -> dict[int, RayJobView]:
+    """Our RayJobs by attempt. One whose name is not its attempt's (a copy that somebody made) is no attempt."""
     found: dict[int, RayJobView] = {}
     for item in snapshot.ray_jobs:
         owned = ours.get((Kind.RAY_JOB, item["metadata"]["name"]))
-        if owned is None:
-            continue
         attempt = attempt_of(item)
+        if owned is None or owned.name != names.ray_job(job.name, attempt):
+            continue
         clusters = [
             cluster
             for cluster in snapshot.ray_clusters

@@ -230,7 +230,7 @@ class Draft:
 
     def remove(self, owned: Owned | None, propagation: Propagation = Propagation.BACKGROUND) -> None:
         """Delete a child unless it is gone or going."""
-        if owned is not None and not owned.deleting:
+        if owned is not None and not owned.deleting and all(item.uid != owned.uid for item in self.delete):
             ref = ObjectRef(API_VERSION_OF_KIND[owned.kind], owned.kind.value, self.job.namespace, owned.name)
             self.delete.append(Deletion(ref, owned.uid, propagation))
 

@@ -41,7 +41,7 @@ def release(draft: Draft) -> None:
     draft.remove_all(step.owned for step in steps if step.state is StepState.RUNNING)
     kept = _keeps_ray(draft)
     if not kept:
-        draft.remove_all(view.owned for view in observation.ray_jobs.values())
+        draft.remove_all(owned for (kind, _), owned in observation.owned.items() if kind is Kind.RAY_JOB)
     _say(draft, kept)
     _expire(draft)
 

@@ -20,7 +20,7 @@ from opd_operator.planned import EventType
 
 def begin(draft: Draft) -> None:
     """Bring the current attempt to its RayJob."""
-    if not start_teachers(draft) or not probe_teachers(draft):
+    if not start_teachers(draft) or not probe_teachers(draft) or not others_gone(draft):
         return
     draft.record(
         AttemptStatus(
@@ -37,8 +37,25 @@ def begin(draft: Draft) -> None:
     draft.event(EventType.NORMAL, Reason.ATTEMPT_STARTED, f"attempt {draft.attempt} starts")
 
 
+def others_gone(draft: Draft) -> bool:
+    """Remove every RayJob of ours that is not the current attempt's, whatever the status says of it. True when none lives:
+    two students would write one run directory and hold accelerators for each other."""
+    own = names.ray_job(draft.job.name, draft.attempt)
+    others = [
+        owned
+        for (kind, name), owned in draft.observation.owned.items()
+        if kind is Kind.RAY_JOB and name != own and not owned.deleting
+    ]
+    draft.remove_all(others)
+    if others:
+        draft.wait(Reason.WAITING, f"RayJob {others[0].name} has to go first: a job has one student at a time")
+    return not others
+
+
 def create(draft: Draft) -> None:
     """Ask for the RayJob and what it needs. Repeated until the RayJob is seen."""
+    if not others_gone(draft):
+        return
     context = draft.context
     name, content_hash = draft.create_config()
     draft.create_once(Kind.CONFIG_MAP, progress_config_map(context))
@@ -63,7 +80,8 @@ def between_attempts(draft: Draft) -> None:
     draft.set(ConditionType.TRAINING_RUNNING, Truth.FALSE, reason)
     draft.set(ConditionType.RAY_JOB_CREATED, Truth.FALSE, reason, f"attempt {draft.attempt + 1} follows")
     rested = draft.passed(pause, 0)
-    if not rested or not _old_pods_gone(draft):
+    lives = old is not None and not old.owned.deleting
+    if not rested or lives or not _old_pods_gone(draft):
         waits_for = "the back-off" if not rested else "the old attempt's pods to go"
         draft.wait(
             reason, f"attempt {draft.attempt + 1} waits for {waits_for}; attempt {draft.attempt} ended: {_why(draft)}"

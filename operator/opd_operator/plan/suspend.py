@@ -84,7 +84,7 @@ def _free(draft: Draft) -> None:
     observation = draft.observation
     release_teachers(draft)
     draft.set(ConditionType.TEACHERS_PROBED, Truth.UNKNOWN, Reason.SUSPENDED)
-    draft.remove_all(view.owned for view in observation.ray_jobs.values())
+    draft.remove_all(owned for (kind, _), owned in observation.owned.items() if kind is Kind.RAY_JOB)
     running = [step for step in (observation.check, *observation.probes.values()) if step is not None]
     draft.remove_all(step.owned for step in running if step.state is StepState.RUNNING)
     if draft.truth(ConditionType.INPUTS_CHECKED) is Truth.FALSE:

@@ -7,7 +7,7 @@ from opd_operator.model import Diagnosis
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.endings import End, EndKind, find_end
 from opd_operator.plan.outcome import attempt_failed, attempt_preempted, attempt_released, succeed
-from opd_operator.plan.student import between_attempts, create
+from opd_operator.plan.student import between_attempts, create, others_gone
 from opd_operator.plan.teachers import release_teachers, watch_teachers
 
 #: The trainer scores nothing any more.
@@ -29,6 +29,7 @@ def observe_attempt(draft: Draft) -> None:
     view = draft.observation.ray_jobs.get(draft.attempt)
     if view is not None:
         draft.set(ConditionType.RAY_JOB_CREATED, Truth.TRUE, Reason.RAY_JOB_CREATED, f"RayJob {view.owned.name}")
+        others_gone(draft)
     elif not draft.is_true(ConditionType.RAY_JOB_CREATED) and not _left_traces(draft):
         create(draft)
     _training(draft)
