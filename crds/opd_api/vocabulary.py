@@ -151,6 +151,7 @@ class Reason(Words):
         "TypeNotRead",
         "the API server has not read the OPDJob type yet: its CRD was installed a moment ago; passes by itself",
     )
+    STATUS_REFUSED = "StatusRefused", "the API server refuses the status or a part of it; the job goes on without"
     KUBERAY_MISSING = "KubeRayMissing", "the cluster does not serve ray.io/v1; install KubeRay 1.6 or newer"
     CHANGE_DEFERRED = "ChangeDeferred", "a change of the spec acts at the next attempt"
     # pods

@@ -51,6 +51,12 @@ class ApiError(Exception):
         return self.code == 404 and self.body.get("details", {}).get("kind") == "namespaces"
 
     @property
+    def fields(self) -> tuple[str, ...]:
+        """Paths of the fields that the server finds invalid, where it names them."""
+        causes = self.body.get("details", {}).get("causes") or ()
+        return tuple(str(cause.get("field", "")) for cause in causes)
+
+    @property
     def problem(self) -> WriteProblemKind | None:
         """What kind of refusal of a write this is; None when trying again later may help."""
         if self.code == 403 and _TYPE_NOT_READ in str(self.body.get("message") or self.message):

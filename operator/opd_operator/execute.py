@@ -8,21 +8,26 @@ ends the pass.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
-from opd_api.vocabulary import Annotation
+from opd_api.vocabulary import Annotation, Reason
 from opd_operator.cache import Cache, JobKey, trim
 from opd_operator.cluster import Cluster
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.metrics import Metrics
-from opd_operator.model import Manifest, ObjectRef, WriteProblem, WriteProblemKind
-from opd_operator.planned import Deletion, Plan, SecretRequest, StopRequest
+from opd_operator.model import Manifest, ObjectRef, Unwritten, WriteProblem, WriteProblemKind
+from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, SecretRequest, StopRequest
 from opd_operator.recorder import Recorder
 from opd_operator.resources import CHILDREN, OPDJOB, OPDJOB_API_VERSION, OPDJOB_KIND, resource_of
+from opd_operator.smaller_status import essentials, missing, without_named
+
+log = logging.getLogger(__name__)
 
 _CACHED = frozenset(CHILDREN.values())
 #: Conflicts with writers of other fields that one status write answers by itself; more of them are a new pass.
@@ -59,6 +64,8 @@ class Execution:
     writes: int = 0
     problems: list[WriteProblem] = field(default_factory=list)
     namespace_terminating: bool = False
+    #: The status, when not all of it was taken.
+    unwritten: Unwritten | None = None
 
     @property
     def may_create(self) -> bool:
@@ -190,14 +197,45 @@ class Executor:
 
     async def _write_status(self, job: Manifest, status: Manifest, done: Execution) -> None:
         current: Manifest = job.get("status") or {}
+        try:
+            await self._store(job, current, status, done)
+        except ApiError as error:
+            if error.problem is None:
+                raise
+            await self._write_less(job, current, status, error, done)
+
+    async def _write_less(
+        self, job: Manifest, current: Manifest, status: Manifest, error: ApiError, done: Execution
+    ) -> None:
+        """The status was refused: store the most of it that is taken, keep the whole for the next pass, and say so."""
+        why, stored, left_out = error.message, current, ["everything"]
+        for smaller in (without_named, partial(essentials, why=why), partial(essentials, why=why, without_named=True)):
+            try:
+                stored = await self._store(job, current, smaller(status, error.fields), done)
+                left_out = missing(status, stored)
+                break
+            except ApiError as again:
+                if again.problem is None:
+                    raise
+                error = again
+        done.unwritten = Unwritten(stored, status)
+        message = f"the API server refuses the status: {why} Left out: {', '.join(left_out)}. The job goes on."
+        log.warning("status refused", extra={"why": why, "leftOut": left_out})
+        await self._recorder.record(job, PlannedEvent(EventType.WARNING, Reason.STATUS_REFUSED, message))
+
+    async def _store(self, job: Manifest, current: Manifest, status: Manifest, done: Execution) -> Manifest:
+        """Write what differs; the status that is stored then."""
         difference = merge_difference(current, status)
         if not difference:
-            return
+            return current
         answer = await self._patch_status(job, difference)
-        self._cache.put(OPDJOB, trim(OPDJOB, answer))
+        trimmed = trim(OPDJOB, answer)
+        self._cache.put(OPDJOB, trimmed)
         done.writes += 1
         for failure_class in ended_attempts(current, status):
             self._metrics.attempts.labels(failure_class).inc()
+        stored: Manifest = trimmed.get("status") or {}
+        return stored
 
     async def _patch_status(self, job: Manifest, difference: Manifest) -> Manifest:
         """Patches the very version that the decision was made from, or one that differs from it in nothing that counts."""

@@ -145,6 +145,15 @@ class Seen:
 
 
 @dataclass(frozen=True)
+class Unwritten:
+    """A status that the API server refused, kept so that clocks and cleanup go on without it."""
+
+    #: The status that is stored instead. Once somebody stores another one, that one counts.
+    stored: Manifest
+    wanted: Manifest
+
+
+@dataclass(frozen=True)
 class Memory:
     """What this process remembers of one job between two passes. Losing it costs time, never correctness.
 
@@ -162,6 +171,8 @@ class Memory:
     #: Diagnosis that goes with Fact.DISRUPTED; kept because the pod soon vanishes.
     disruption: Diagnosis | None = None
     problems: tuple[WriteProblem, ...] = ()
+    #: The status of the last pass, when the API server did not take all of it.
+    unwritten: Unwritten | None = None
 
     def with_problems(self, problems: tuple[WriteProblem, ...]) -> Memory:
         """The same memory after an execution that met these problems."""

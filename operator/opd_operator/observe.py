@@ -52,7 +52,7 @@ HOLDERS = frozenset({Role.TEACHER.value, Role.HEAD.value, Role.WORKER.value})
 
 def observe(snapshot: Snapshot, now: datetime, memory: Memory) -> Observation:
     """What is known of one job at one moment, with the updated memory."""
-    job = job_view(snapshot.job, claim_modes=snapshot.claim_modes)
+    job = job_view(snapshot.job, claim_modes=snapshot.claim_modes, unwritten=memory.unwritten)
     ours = _ours(snapshot, job)
     pods = _pods(snapshot, job)
     ray_jobs = _ray_jobs(snapshot, ours, pods, job)
@@ -252,6 +252,7 @@ def _remember(observation: Observation, attempt: int, now: datetime) -> Memory:
         since=since,
         disruption=(old.disruption if same else None) or (job.disruption if job else None),
         problems=old.problems,
+        unwritten=old.unwritten,
     )
 
 

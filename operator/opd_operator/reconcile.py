@@ -109,7 +109,10 @@ class Reconciler:
             log.warning("diagnosis", extra=words)
         if done.namespace_terminating:
             self._terminating[key.namespace] = time.monotonic()
-        self._memories[key] = (uid, memory.with_problems(tuple(done.problems)))
+        after = memory.with_problems(tuple(done.problems))
+        if done.outcome not in (Outcome.STALE, Outcome.GONE):
+            after = replace(after, unwritten=done.unwritten)
+        self._memories[key] = (uid, after)
         self._again(key, done, self._memories[key][1].problems != memory.problems, decided.requeue_after)
         return done
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from opd_api.v1alpha1.base import ApiModel, NonNegativeInt, Path, ShortText, Text
 
-Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
+
+def _is_time(text: str) -> str:
+    """Somebody may have written a time into a status that the API server takes and we cannot count with."""
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("a time needs its zone")
+    return text
+
+
+Timestamp = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"}), AfterValidator(_is_time)]
 
 
 class Condition(ApiModel):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from opd_api import API_VERSION, KIND
 from opd_api.v1alpha1 import CleanupOnFailure
 from opd_api.vocabulary import ConditionType, FailureClass, Reason
@@ -81,9 +79,7 @@ def _expire(draft: Draft) -> None:
     end = moment(draft.completion_time)
     if seconds is None or end is None:
         return
-    if draft.now >= end + timedelta(seconds=seconds):
+    if draft.passed(end, seconds):
         ref = ObjectRef(API_VERSION, KIND, draft.job.namespace, draft.job.name)
         draft.delete.append(Deletion(ref, draft.job.uid))
         draft.event(EventType.NORMAL, Reason.RELEASED, "deleted because ttlSecondsAfterFinished passed")
-    else:
-        draft.wake(end + timedelta(seconds=seconds))

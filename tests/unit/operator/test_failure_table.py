@@ -51,6 +51,8 @@ NO_FAILURE = {
     Reason.CHANGE_DEFERRED,
     # A finding that the job may run with.
     Reason.RESPONSE_CAP_SHORT,
+    # The event that tells of a status that the API server refuses; the job goes on.
+    Reason.STATUS_REFUSED,
     # The event that tells of a failed attempt; its reason is the attempt's.
     Reason.ATTEMPT_FAILED,
 }

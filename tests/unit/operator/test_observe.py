@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
+import pytest
 from opd_world import World
 
 from opd_operator.job_view import parse_status
-from opd_operator.model import Fact, HeadState, Memory, ObjectRef
+from opd_operator.model import Fact, HeadState, Memory, ObjectRef, Unwritten
 from opd_operator.observe import event_subjects, observe
 
 
@@ -32,6 +34,44 @@ def test_a_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
     assert status.phase == "Training"
     assert len(status.conditions) == len(world.status["conditions"])
     assert status.retries is None
+
+
+def test_of_a_list_in_the_status_only_what_cannot_be_read_is_left_out() -> None:
+    world = World().training()
+    stored = json.loads(json.dumps(world.status))
+    stored["conditions"][3]["lastTransitionTime"] = "2026-01-01T23:59:60Z"
+    stored["conditions"][5]["status"] = "Perhaps"
+    stored["nextAttemptTime"] = "2026-13-01T00:00:00Z"
+    status = parse_status(stored)
+    left_out = {stored["conditions"][3]["type"], stored["conditions"][5]["type"]}
+    assert {item["type"] for item in world.status["conditions"]} - {item.type for item in status.conditions} == left_out
+    assert status.next_attempt_time is None
+    assert status.attempts[0].number == 1
+
+
+@pytest.mark.parametrize("time", ["9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "2026-01-01T23:59:60Z"])
+def test_times_written_by_hand_into_a_status_never_stop_the_operator(time: str) -> None:
+    world = World().training()
+    world.job["spec"]["lifecycle"] = {"activeDeadlineSeconds": 31_536_000, "ttlSecondsAfterFinished": 31_536_000}
+    for key in ("startTime", "completionTime", "nextAttemptTime"):
+        world.job["status"][key] = time
+    for item in (*world.status["conditions"], *world.status["attempts"]):
+        item |= {key: time for key in ("lastTransitionTime", "startTime") if key in item}
+    world.step()
+    world.step()
+    assert world.names("RayJob") in ([], ["math-1"])
+
+
+def test_a_status_that_was_refused_counts_until_somebody_stores_another() -> None:
+    world = World().training()
+    stored = {"phase": "Checking", "attempt": 1}
+    memory = Memory(unwritten=Unwritten(stored, world.status))
+    world.job["status"] = stored
+    view = observe(world.snapshot(), world.now, memory).job
+    assert (view.status.phase, view.raw_status) == ("Training", stored)
+    assert observe(world.snapshot(), world.now, memory).memory.unwritten == memory.unwritten
+    world.job["status"] = {"phase": "Pending", "attempt": 1}
+    assert observe(world.snapshot(), world.now, memory).job.status.phase == "Pending"
 
 
 def test_a_job_that_failed_for_a_reason_of_a_newer_operator_stays_failed() -> None:
