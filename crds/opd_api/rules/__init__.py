@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opd_api.rules import cluster, distillation, effect, not_yet, objective, teachers
+from opd_api.rules import arguments, cluster, distillation, effect, not_yet, objective, pods, teachers
 from opd_api.rules.finding import Finding, Level, Rule
 from opd_api.rules.schema import closest, parse
 from opd_api.v1alpha1 import OPDJob
@@ -21,6 +21,8 @@ RULES: tuple[Rule, ...] = tuple(
             *objective.RULES,
             *teachers.RULES,
             *cluster.RULES,
+            *arguments.RULES,
+            *pods.RULES,
             *not_yet.RULES,
             *effect.RULES,
         ),

@@ -40,6 +40,8 @@ SYNONYMS = {
     "float16": "fp16",
     "half": "fp16",
 }
+LARGEST_INTEGER = 2**63 - 1
+MOST_LARGE = 8
 _RANGE = ("greater_than", "less_than", "too_long", "too_short", "string_too", "finite_number")
 
 
@@ -53,6 +55,8 @@ def parse(document: Any) -> tuple[OPDJob | None, list[Finding]]:
         ]
     try:
         document = _as_stored(document, OPDJob)
+        if large := _large_integers(document):
+            return None, large
         text = json.dumps(document, default=str)
         return OPDJob.model_validate_json(text, strict=True, by_alias=True, by_name=False), []
     except ValidationError as error:
@@ -61,6 +65,34 @@ def parse(document: Any) -> tuple[OPDJob | None, list[Finding]]:
         return None, [
             Finding(WRONG_TYPE, Severity.ERROR, "", "an object contains itself. Remove the YAML alias in it.")
         ]
+
+
+def _large_integers(document: dict[str, Any]) -> list[Finding]:
+    """Integers that the API server does not keep as such; in a template it would hand them on as another number."""
+    found: list[Finding] = []
+    left: list[tuple[tuple[str | int, ...], Any]] = [((), document)]
+    seen: set[int] = set()
+    while left and len(found) < MOST_LARGE:
+        place, value = left.pop()
+        if id(value) in seen:  # a YAML alias, perhaps of what it stands in
+            continue
+        if isinstance(value, dict | list):
+            seen.add(id(value))
+        if isinstance(value, dict):
+            left += [((*place, str(key)), item) for key, item in value.items()]
+        elif isinstance(value, list):
+            left += [((*place, index), item) for index, item in enumerate(value)]
+        elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            message = (
+                f"{_short_integer(value)} is more than an integer of Kubernetes holds. Write at most {LARGEST_INTEGER}."
+            )
+            found.append(Finding(OUT_OF_RANGE, Severity.ERROR, dotted(place), message))
+    return found
+
+
+def _short_integer(value: int) -> str:
+    """Python refuses to print thousands of digits."""
+    return str(value) if value.bit_length() <= 128 else f"an integer of {value.bit_length()} bits"
 
 
 def _as_stored(value: Any, annotation: Any) -> Any:

@@ -99,7 +99,14 @@ def _head(job: JobContext, attempt: int, config_map: str) -> Manifest:
             template=job.spec.ray.head.template,
         ),
     )
-    return {"rayStartParams": params, "template": template}
+    return {"rayStartParams": params, "template": _once(template)}
+
+
+def _once(template: Manifest) -> Manifest:
+    """The template with restartPolicy Never, whatever a user's template says since the rules saw it (rule 30): Ray would run the
+    user's code a second time on an empty cluster, within one attempt."""
+    spec = template.get("spec")
+    return {**template, "spec": {**spec, "restartPolicy": "Never"}} if isinstance(spec, dict) else template
 
 
 def _workers(job: JobContext, attempt: int, config_map: str) -> Manifest:
@@ -134,7 +141,7 @@ def _workers(job: JobContext, attempt: int, config_map: str) -> Manifest:
         "minReplicas": count,
         "maxReplicas": count,
         "rayStartParams": params,
-        "template": template,
+        "template": _once(template),
     }
 
 

@@ -99,6 +99,14 @@ def test_an_integer_may_be_written_as_a_whole_float() -> None:
     assert only({"spec.training.gpus": 4.5}).code == "WrongType"
 
 
+@pytest.mark.parametrize("path", ["spec.training.steps", "spec.training.seed", "spec.ray.head.template.spec.priority"])
+@pytest.mark.parametrize("bits", [63, 133, 20_000])
+def test_an_integer_that_kubernetes_does_not_hold_is_refused_wherever_it_stands(path: str, bits: int) -> None:
+    finding = only({path: 2**bits})
+    assert (finding.code, finding.path) == ("OutOfRange", path)
+    assert "Write at most 9223372036854775807" in finding.message
+
+
 def test_a_required_field_that_is_null_is_missing() -> None:
     assert only({"spec.student": None}).code == "MissingField"
 

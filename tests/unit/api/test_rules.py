@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from opd_testing.jobs import ABSENT, job_document
-from opd_testing.rule_examples import EXAMPLES, NOT_YET_EXAMPLES, TOPK, UNREAD_EXAMPLES, Example
+from opd_testing.rule_examples import EXAMPLES as EARLIER
+from opd_testing.rule_examples import NOT_YET_EXAMPLES, TOPK, UNREAD_EXAMPLES, Example
+from opd_testing.rule_examples_pods import POD_EXAMPLES
 
 from opd_api.rules import OVERRIDABLE, RULES, UNKNOWN_ACKNOWLEDGEMENT, Finding, Level, check, check_document, refused
 from opd_api.rules.effect import UNREAD
@@ -16,6 +18,7 @@ from opd_api.rules.not_yet import NOT_YET
 from opd_api.v1alpha1 import FindingStatus, OPDJob
 from opd_api.vocabulary import Severity
 
+EXAMPLES = (*EARLIER, *POD_EXAMPLES)
 LEVELS = {rule.code: rule.level for rule in RULES}
 
 
