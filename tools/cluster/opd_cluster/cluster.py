@@ -66,10 +66,11 @@ def running_as(layout: Layout, shape: Shape) -> bool:
     return recorded == shape
 
 
-def control_plane_up(name: str) -> Layout:
+def control_plane_up(name: str, *, scheduler: bool = False, controller_qps: int | None = None) -> Layout:
     """API server, etcd and controller manager with the KubeRay and OPDJob CRDs: all that needs no node. About 5 s.
 
-    Removes first what a killed run of that name left behind. Needs root.
+    Removes first what a killed run of that name left behind. Needs root. Benchmarks bring nodes that are played
+    (`scheduler`) and lift the limit of the controllers' calls (see controlplane.start).
     """
     need_root("opd-cluster up --control-plane")
     debian.ensure(debian.CONTROL_PLANE)
@@ -82,7 +83,7 @@ def control_plane_up(name: str) -> Layout:
     clean(layout)
     begin(layout)
     with Stage(f"control plane at {layout.server}"):
-        controlplane.start(layout, scheduler=False)
+        controlplane.start(layout, scheduler=scheduler, controller_qps=controller_qps)
     install_crds(layout, ours=True)
     record_shape(layout, shape)
     return layout

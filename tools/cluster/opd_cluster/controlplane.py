@@ -14,8 +14,11 @@ from opd_cluster.shell import find_kubectl, run, tail, wait_for
 READY_SECONDS = 60
 
 
-def start(layout: Layout, *, scheduler: bool) -> None:
-    """Start all and return when the API server is ready and the controllers have made the first service account."""
+def start(layout: Layout, *, scheduler: bool, controller_qps: int | None = None) -> None:
+    """Start all and return when the API server is ready and the controllers have made the first service account.
+
+    `controller_qps`: calls a second that each controller may make; Kubernetes' own limit is 20.
+    """
     pki.create_authority(layout)
     pki.issue(layout, "admin", "opd-admin", group="system:masters")
     pki.write_kubeconfig(layout, layout.kubeconfig, "admin")
@@ -28,7 +31,8 @@ def start(layout: Layout, *, scheduler: bool) -> None:
         seconds=READY_SECONDS,
         hint=lambda: _why(layout, "kube-apiserver"),
     )
-    daemons.start(layout, "kube-controller-manager", [program, *_controllers(layout)])
+    limits = [f"--kube-api-qps={controller_qps}", f"--kube-api-burst={2 * controller_qps}"] if controller_qps else []
+    daemons.start(layout, "kube-controller-manager", [program, *_controllers(layout), *limits])
     if scheduler:
         config = _component_kubeconfig(layout, "kube-scheduler")
         arguments = [

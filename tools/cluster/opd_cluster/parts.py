@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -47,6 +49,10 @@ COREDNS = Part("coredns")
 HELM = Part("helm", "helm.sh/helm/v4/cmd/helm")
 KUBE_ROUTER = Part("kube-router", "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router")
 PAUSE = Part("pause")
+#: Not in ALL: built when a test asks for it.
+KUEUE = Part("kueue", "sigs.k8s.io/kueue/cmd/kueue", carry=("sigs.k8s.io/kueue", "config/components"))
+KWOK = Part("kwok", "sigs.k8s.io/kwok/cmd/kwok")
+"""A kubelet without containers, for benchmarks: no cluster needs it, and it is built only where it is asked for."""
 
 CONTROL_PLANE = (KUBERNETES,)
 ALL = (KUBERNETES, PAUSE, COREDNS, KUBE_ROUTER, KUBERAY, HELM)
@@ -85,8 +91,16 @@ def _build_cache() -> Path:
 
 
 def _drop_build_cache() -> None:
-    if all((home(part) / part.name).exists() for part in ALL):
+    """Unless a part is missing, or somebody else builds from it right now."""
+    if not all((home(part) / part.name).exists() for part in ALL):
+        return
+    with _cache_lock().open("w") as lock, contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(_build_cache(), ignore_errors=True)
+
+
+def _cache_lock() -> Path:
+    return cache_root() / "parts" / ".go-build.lock"
 
 
 def files(part: Part) -> Path:
@@ -102,7 +116,8 @@ def _build(part: Part, target: Path) -> None:
     work = target.parent.with_name(f".{target.parent.name}.partial")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    with Stage(f"build {part.name} from source"):
+    with Stage(f"build {part.name} from source"), _cache_lock().open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
         if part.carry:
             name, directory = part.carry
             run(["go", "mod", "download"], cwd=module(part), env=env, timeout=1800)
