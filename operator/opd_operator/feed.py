@@ -84,12 +84,16 @@ class Feed:
         for resource in WATCHED:
             await self._list(resource)
 
-    def enqueue_all(self, *, spread_seconds: float = 0.0, terminal: bool = True) -> None:
-        """Queues every job, spread evenly over a while where asked."""
+    def enqueue_all(self) -> None:
+        """Queues every job, those that have not ended first: after a start nobody waits behind thousands that have."""
         for key, job in self._cache.jobs():
-            if not terminal and (job.get("status") or {}).get("phase") in TERMINAL_PHASES:
-                continue
-            self._queue.add_after(key, random.uniform(0, spread_seconds))  # noqa: S311 - spreads load
+            self._queue.add(key, first=not _has_ended(job))
+
+    def _enqueue_unended(self, spread_seconds: float) -> None:
+        """Queues every job that has not ended, spread evenly over a while."""
+        for key, job in self._cache.jobs():
+            if not _has_ended(job):
+                self._queue.add_after(key, random.uniform(0, spread_seconds))  # noqa: S311 - spreads load
 
     # --- lists -----------------------------------------------------------------------------------------------------
 
@@ -110,7 +114,7 @@ class Feed:
             except (ApiError, Unreachable) as error:
                 log.warning("list failed", extra={"error": str(error)})
                 continue
-            self.enqueue_all(spread_seconds=60.0, terminal=False)
+            self._enqueue_unended(spread_seconds=60.0)
 
     async def _list_after_kopf(self) -> None:
         """Drops what was deleted between our last list of a kind and the opening of its watch."""
@@ -234,6 +238,10 @@ class Feed:
             self._queue.add(change.key)
         elif change.urgency is Urgency.SOON:
             self._queue.add_after(change.key, HEARTBEAT_PASS_SECONDS)
+
+
+def _has_ended(job: Manifest) -> bool:
+    return (job.get("status") or {}).get("phase") in TERMINAL_PHASES
 
 
 class _KopfThread:

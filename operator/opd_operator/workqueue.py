@@ -73,8 +73,9 @@ class WorkQueue(Generic[Key]):
         self._wake = asyncio.Event()
         self._closed = False
 
-    def add(self, key: Key) -> None:
-        """Makes the key due now. Cancels a later re-add: the pass that follows will ask for its own."""
+    def add(self, key: Key, *, first: bool = False) -> None:
+        """Makes the key due now. Cancels a later re-add: the pass that follows will ask for its own. `first`: before all keys
+        that are due already."""
         self._cancel_timer(key)
         now = self._clock.time()
         if key in self._processing:
@@ -84,6 +85,8 @@ class WorkQueue(Generic[Key]):
             self._ready[key] = now
             self._observer.queue_depth(len(self._ready))
             self._wake.set()
+        if first:
+            self._ready.move_to_end(key, last=False)
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Makes the key due later; of several delays the shortest wins."""

@@ -94,6 +94,14 @@ async def test_a_key_added_twice_is_handed_out_once(queue: WorkQueue[str], seen:
     assert await is_empty(queue)
 
 
+async def test_a_key_that_is_to_be_first_overtakes_those_that_are_due(queue: WorkQueue[str]) -> None:
+    for key in ("a", "b", "c"):
+        queue.add(key)
+    queue.add("b", first=True)
+    queue.add("d", first=True)
+    assert [await queue.get() for _ in range(4)] == ["d", "b", "a", "c"]
+
+
 async def test_a_key_is_never_in_two_hands_and_no_event_is_lost(queue: WorkQueue[str]) -> None:
     queue.add("a")
     await queue.get()
