@@ -19,6 +19,10 @@ _INTEGER = re.compile(r"^[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]
 #: Words that PyYAML reads otherwise than kubectl, for which a date is text.
 _REPLACED = frozenset({"tag:yaml.org,2002:float", "tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp"})
 _MERGE = "tag:yaml.org,2002:merge"
+#: Characters of a document with every alias written out. The API server takes 3 MiB in one request and stores half of it.
+EXPANDED_LIMIT = 4 << 20
+#: What a value costs besides its characters: quotes, separators, the object in memory.
+_NODE_CHARACTERS = 8
 
 
 class YamlError(ValueError):
@@ -26,7 +30,18 @@ class YamlError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with unique keys."""
+    """SafeLoader with unique keys, of documents that stay small when their aliases are written out."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        if _expanded(node, {}) > EXPANDED_LIMIT:
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"with its aliases written out the document has more than {EXPANDED_LIMIT >> 20} Mi characters, which no API "
+                "server takes; write fewer aliases (*name) of objects that hold aliases themselves",
+                node.start_mark,
+            )
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -49,6 +64,18 @@ _Loader.yaml_implicit_resolvers = {
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INTEGER, list("-+0123456789"))
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Characters of a node with every alias written out. An alias of what it stands in counts nothing here: whoever reads the
+    document finds that it contains itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return len(node.value) + _NODE_CHARACTERS
+    if id(node) not in known:
+        known[id(node)] = 0
+        inner = [item for pair in node.value for item in pair] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = _NODE_CHARACTERS + sum(_expanded(item, known) for item in inner)
+    return known[id(node)]
 
 
 def read_documents(text: str) -> list[Any]:

@@ -49,6 +49,35 @@ def test_a_syntax_error_says_where() -> None:
         read_documents("a: [1\n")
 
 
+def bomb(levels: int, opening: str = "[", closing: str = "]") -> str:
+    """Nine aliases of the level below on each level."""
+    lines = ["l0: &l0 {a: lol}"]
+    for level in range(1, levels):
+        below = ", ".join([f"*l{level - 1}"] * 9)
+        lines.append(f"l{level}: &l{level} {opening}{below}{closing}")
+    return "\n".join(lines)
+
+
+LONG_TEXT = "a: &a " + "x" * 10_000 + "\nb: [" + ", ".join(["*a"] * 1000) + "]"
+
+
+@pytest.mark.parametrize("text", [bomb(9), bomb(40), bomb(9, "{<<: [", "]}"), LONG_TEXT], ids=len)
+def test_aliases_that_grow_without_end_are_refused_before_they_are_written_out(text: str) -> None:
+    with pytest.raises(YamlError, match=r"line 1, column 1: with its aliases written out .* write fewer aliases"):
+        read_documents(text)
+
+
+def test_a_chain_of_aliases_that_nests_without_end_is_refused() -> None:
+    lines = ["l0: &l0 [x]", *(f"l{level}: &l{level} [*l{level - 1}]" for level in range(1, 3000))]
+    with pytest.raises(YamlError):
+        read_documents("\n".join(lines))
+
+
+def test_aliases_as_people_write_them_are_read() -> None:
+    (document,) = read_documents("common: &common {cpu: 1}\nroles: [" + ", ".join(["*common"] * 500) + "]")
+    assert document["roles"] == [{"cpu": 1}] * 500
+
+
 def test_empty_documents_are_none() -> None:
     assert read_documents("---\n---\na: 1\n---\n") == [{"a": 1}]
 
