@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,24 @@ class TeacherPass:
         share = torch.stack(shares)
         log_share = torch.log(share / share.sum(0).clamp_min(1e-30)).unsqueeze(-1)
         return torch.logsumexp(torch.stack(stacked) + log_share, dim=0)
+
+
+def scored_rows(batch: MicroBatch, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    """(teacher, [N] bool: rows of samples that it scores)."""
+    sequence = batch.computed.nonzero()[:, 0]
+    for name in names:
+        scored = [name in teacher.split("+") for teacher in batch.teacher_of] or [True]
+        yield name, torch.tensor(scored, device=sequence.device)[sequence]
+
+
+def beyond_vocabulary(batch: MicroBatch, vocabularies: Mapping[str, int]) -> Tensor:
+    """[N] bool: rows that some of these teachers score, none of whose vocabularies has the label."""
+    scored = torch.zeros_like(batch.labels, dtype=torch.bool)
+    known = torch.zeros_like(scored)
+    for name, mine in scored_rows(batch, vocabularies):
+        scored |= mine
+        known |= mine & (batch.labels < vocabularies[name])
+    return scored & ~known
 
 
 def core_float(tensor: Tensor) -> Tensor:

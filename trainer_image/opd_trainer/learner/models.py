@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -39,13 +40,9 @@ class StudentWithHead(nn.Module):
         self.fused = head_is_plain(model)
 
     def forward(self, batch: MicroBatch, request: HeadRequest | None) -> HeadOutput:
-        """Flat [N] outputs at `batch.rows`.
-
-        Without a request: the fused head's log-probabilities of the labels (`logprobs`) and the model's own ones
-        (`divergence`) at the first rows, for the check of the first batch.
-        """
+        """Flat [N] outputs at `batch.rows`. Without a request: how far the two heads are apart (`_head_gap`)."""
         if request is None:
-            return self._both_heads(batch)
+            return self._head_gap(batch)
         if not self.fused:
             return from_logits(self._own_logits(batch), batch, request)
         return from_hidden(hidden_rows(self.model.base_model, batch), self._head_weight(), batch, request)
@@ -59,12 +56,31 @@ class StudentWithHead(nn.Module):
         """[V, H]"""
         return self.model.get_output_embeddings().weight
 
-    def _both_heads(self, batch: MicroBatch) -> HeadOutput:
-        hidden = hidden_rows(self.model.base_model, batch)[:CHECKED_ROWS]
-        labels = batch.labels[:CHECKED_ROWS]
+    def _head_gap(self, batch: MicroBatch) -> HeadOutput:
+        """For the first rows of one sequence: `logprobs` = |fused - own| log-probability of the label, in nats, and
+        `divergence` = what rounding the model's own logits to their type may add to it.
+
+        Few rows, because this is the one place that holds logits of a whole row of the model's own.
+        """
+        width = batch.input_ids.shape[1]
+        sequence = batch.rows[:1] // width
+        chosen = (batch.rows // width == sequence).nonzero()[:CHECKED_ROWS, 0]
+        columns, labels = batch.rows[chosen] - sequence * width, batch.labels[chosen]
+        inputs = {
+            "input_ids": batch.input_ids[sequence],
+            "position_ids": batch.position_ids[sequence],
+            "use_cache": False,
+        }
+        hidden = self.model.base_model(**inputs).last_hidden_state[0, columns]
         fused, _ = core.linear_logprobs(hidden, self._head_weight(), labels)
-        own = core.gather_logprobs(self._own_logits(batch)[:CHECKED_ROWS], labels.unsqueeze(1))[:, 0]
-        return HeadOutput(fused, own)
+        if "logits_to_keep" in inspect.signature(type(self.model).forward).parameters:
+            own = self.model(**inputs, logits_to_keep=columns).logits[0]
+        else:
+            own = self.model(**inputs).logits[0, columns]
+        own_label = core.gather_logprobs(own, labels.unsqueeze(1))[:, 0]
+        # Half a unit in the last place for the label's logit, and as much for the largest in the sum.
+        rounding = torch.finfo(own.dtype).eps * own.abs().amax(dim=-1).to(own_label.dtype)
+        return HeadOutput((fused - own_label).abs(), rounding)
 
 
 class FrozenTeacher(nn.Module):

@@ -26,7 +26,7 @@ from opd_trainer.core import Moments
 from opd_trainer.errors import TrainerError
 from opd_trainer.learner.batch import MicroBatch, build
 from opd_trainer.learner.head import HeadKind, HeadRequest, divergence_kind
-from opd_trainer.learner.inprocess import TeacherPass, TeacherRows, fill
+from opd_trainer.learner.inprocess import TeacherPass, TeacherRows, beyond_vocabulary, fill, scored_rows
 from opd_trainer.learner.metering import Meter
 from opd_trainer.learner.models import Critic, FrozenTeacher, StudentWithHead
 from opd_trainer.learner.objective import Normaliser, Objective
@@ -36,7 +36,7 @@ from opd_trainer.sample import Sample
 
 logger = logging.getLogger(__name__)
 
-#: The fused head may differ from the model's own logits by this much, in nats.
+#: The fused head may differ from the model's own logits by this much more than the rounding of these, in nats.
 _HEAD_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-2}
 
 
@@ -119,13 +119,13 @@ class StepRunner:
         ]
         self._check_head(flat[0][0])
         with torch.no_grad():
-            if self.has_teachers:
+            if self.has_teachers and not self._teachers_answer_late:
                 with self._timed("teacher_forward_seconds"):
                     for batch, names in flat:
                         self._ask_teachers(batch, names)
             batches = [batch for batch, _ in flat]
-            for batch in batches:
-                self._drop_what_the_teacher_lacks(batch)
+            for batch, names in flat:
+                self._drop_what_the_teacher_lacks(batch, names)
             self._values(batches)
             if self.objective.needs_pass_one(len(updates)) or self._always_pass_one:
                 with self._timed("old_logprobs_seconds"):
@@ -135,6 +135,11 @@ class StepRunner:
             self._advantages(batches)
         return updates
 
+    @property
+    def _teachers_answer_late(self) -> bool:
+        """A loss over the whole vocabulary asks the teachers beside the update's own forward pass, and only there."""
+        return divergence_kind(self._config.distillation) is HeadKind.FULL and not self.objective.advantage_signal
+
     def _ask_teachers(self, batch: MicroBatch, names: Sequence[str]) -> None:
         if names:
             fill(batch, self._teacher_pass(batch, names), self._config.distillation)
@@ -142,10 +147,7 @@ class StepRunner:
 
     def _teacher_pass(self, batch: MicroBatch, names: Sequence[str]) -> TeacherPass:
         rows = []
-        sequence = batch.computed.nonzero()[:, 0]
-        for name in names:
-            scored = [name in teacher.split("+") for teacher in batch.teacher_of] or [True]
-            mine = torch.tensor(scored, device=sequence.device)[sequence]
+        for name, mine in scored_rows(batch, names):
             with torch.no_grad():
                 states = self._models.teachers[name](batch)
             rows.append(TeacherRows(self._models.teachers[name], states, self._models.teacher_weights[name], mine))
@@ -155,13 +157,21 @@ class StepRunner:
         for name in names:
             _reshard(self._models.teachers[name])
 
-    def _drop_what_the_teacher_lacks(self, batch: MicroBatch) -> None:
+    def _drop_what_the_teacher_lacks(self, batch: MicroBatch, names: Sequence[str]) -> None:
         """A token to which the teacher gives no probability at all (its vocabulary lacks it) trains nothing."""
-        if batch.teacher is None or batch.empty:
+        if batch.empty:
             return
-        lacking = batch.trained & ~torch.isfinite(batch.teacher)
+        if self._teachers_answer_late and names:
+            lacking = batch.trained & batch.to_grid(beyond_vocabulary(batch, self._vocabularies(names)))
+        elif batch.teacher is not None:
+            lacking = batch.trained & ~torch.isfinite(batch.teacher)
+        else:
+            return
         self.meter.total("tokens_teacher_lacks", float(lacking.sum()))
         batch.trained &= ~lacking
+
+    def _vocabularies(self, names: Sequence[str]) -> dict[str, int]:
+        return {name: self._models.teachers[name].vocabulary for name in names}
 
     def _values(self, batches: Sequence[MicroBatch]) -> None:
         if self._models.critic is None:
@@ -336,7 +346,11 @@ class StepRunner:
                     Reason.CONFIG_ERROR,
                     "distillation.tokenSelection full needs a teacher with backend inprocess",
                 )
-            logits = self._teacher_pass(batch, names).logits
+            with self._timed("teacher_forward_seconds"):
+                teachers = self._teacher_pass(batch, names)
+                if self._teachers_answer_late:
+                    fill(batch, teachers, distillation)
+            logits = teachers.logits
         try:
             yield HeadRequest(kind, self._config.rollout.sampling.temperature, distillation, logits)
         finally:
@@ -350,15 +364,15 @@ class StepRunner:
         self._head_checked = True
         if self._models.student.fused:
             with torch.no_grad():
-                both = self._models.student(batch, None)
-            assert both.divergence is not None
-            gap = (both.logprobs - both.divergence).abs().max().double().cpu()
+                apart = self._models.student(batch, None)
+            assert apart.divergence is not None
+            gap = (apart.logprobs - apart.divergence).max().double().cpu()
             dist.all_reduce(gap, op=dist.ReduceOp.MAX, group=self._control)
             limit = _HEAD_TOLERANCE[self._models.compute]
             if not float(gap) <= limit:
                 self._models.student.fused = False
                 logger.warning(
-                    "the fused head differs from this model's own logits by %.3g nats (limit %.3g):"
+                    "the fused head differs from this model's own logits by %.3g nats more than rounding explains (limit %.3g):"
                     " the model's logits are used, which needs more memory; please report the architecture %s",
                     float(gap),
                     limit,
