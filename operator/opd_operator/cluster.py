@@ -155,11 +155,13 @@ class Cluster:
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
-    async def create(self, manifest: Manifest, *, fenced: bool = True) -> Manifest:
-        """POST. Raises ApiError, with `already_exists` among others."""
+    async def create(self, manifest: Manifest, *, fenced: bool = True, dry_run: bool = False) -> Manifest:
+        """POST, or with `dry_run` only the question whether it would be taken. Raises ApiError, with `already_exists` among
+        others."""
         resource = resource_of(manifest["apiVersion"], manifest["kind"])
         path = resource.path(manifest["metadata"].get("namespace"))
-        return await self._write(_Call("create", resource, path, {"fieldManager": FIELD_MANAGER}, manifest), fenced)
+        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        return await self._write(_Call("create", resource, path, query, manifest), fenced)
 
     async def apply(self, manifest: Manifest) -> Manifest:
         """Server-side apply, forced: what the manifest names is ours."""

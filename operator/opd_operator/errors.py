@@ -51,6 +51,11 @@ class ApiError(Exception):
         return self.code == 404 and self.body.get("details", {}).get("kind") == "namespaces"
 
     @property
+    def no_dry_run(self) -> bool:
+        """An admission webhook with side effects was not asked, so the dry run says nothing."""
+        return self.code == 400 and "does not support dry run" in self.message
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """Paths of the fields that the server finds invalid, where it names them."""
         causes = self.body.get("details", {}).get("causes") or ()

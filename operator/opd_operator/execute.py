@@ -1,4 +1,4 @@
-"""Carries out a Plan: delete, secrets, create, apply, annotate, status, events, in this order.
+"""Carries out a Plan: delete, rehearse, secrets, create, apply, annotate, status, events, in this order.
 
 Each write is safe to repeat and safe to lose: names are deterministic, deletes name a UID, the status names the version it
 was computed from. A version in which only somebody's annotations differ counts as the same: otherwise a busy writer of the
@@ -8,6 +8,7 @@ ends the pass.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from opd_operator.cluster import Cluster
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.metrics import Metrics
 from opd_operator.model import Manifest, ObjectRef, Unwritten, WriteProblem, WriteProblemKind
-from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, SecretRequest, StopRequest
+from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, Rehearsal, SecretRequest, StopRequest
 from opd_operator.recorder import Recorder
 from opd_operator.resources import CHILDREN, OPDJOB, OPDJOB_API_VERSION, OPDJOB_KIND, resource_of
 from opd_operator.smaller_status import essentials, missing, without_named
@@ -64,6 +65,8 @@ class Execution:
     writes: int = 0
     problems: list[WriteProblem] = field(default_factory=list)
     namespace_terminating: bool = False
+    #: The children were tried, and all would be taken.
+    rehearsed: bool = False
     #: The status, when not all of it was taken.
     unwritten: Unwritten | None = None
 
@@ -90,6 +93,7 @@ class Executor:
                 await self._confirm(job)
             for deletion in plan.delete:
                 await self._delete(job, deletion, done)
+            await self._rehearse(plan, done)
             await self._bring_into_being(job, plan, done)
             for stop in plan.annotate:
                 await self._annotate(stop, done)
@@ -109,6 +113,19 @@ class Executor:
         elif done.writes:
             done.outcome = Outcome.CHANGED
         return done
+
+    async def _rehearse(self, plan: Plan, done: Execution) -> None:
+        """Try the children. What only the moment refuses (a quota, a kind that is not installed yet) is no answer about them."""
+        await asyncio.gather(*(self._try(rehearsal, done) for rehearsal in plan.rehearse))
+        done.rehearsed = bool(plan.rehearse) and done.may_create
+
+    async def _try(self, rehearsal: Rehearsal, done: Execution) -> None:
+        try:
+            await self._cluster.create(rehearsal.manifest, dry_run=True)
+        except ApiError as error:
+            momentary = error.already_exists or error.code == 404 or error.no_dry_run
+            if not (momentary or error.problem is WriteProblemKind.QUOTA):
+                self._refused(rehearsal.ref, error, done)
 
     async def _bring_into_being(self, job: Manifest, plan: Plan, done: Execution) -> None:
         """What is listed later may need what is listed before it (a RayJob its ConfigMaps and rights, a teacher its Service

@@ -171,6 +171,8 @@ class Memory:
     #: Diagnosis that goes with Fact.DISRUPTED; kept because the pod soon vanishes.
     disruption: Diagnosis | None = None
     problems: tuple[WriteProblem, ...] = ()
+    #: Generation of the spec whose children the API server would take.
+    rehearsed: int = 0
     #: The status of the last pass, when the API server did not take all of it.
     unwritten: Unwritten | None = None
 

@@ -252,6 +252,7 @@ def _remember(observation: Observation, attempt: int, now: datetime) -> Memory:
         since=since,
         disruption=(old.disruption if same else None) or (job.disruption if job else None),
         problems=old.problems,
+        rehearsed=old.rehearsed,
         unwritten=old.unwritten,
     )
 

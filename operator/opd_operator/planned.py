@@ -36,6 +36,15 @@ class SecretRequest:
 
 
 @dataclass(frozen=True)
+class Rehearsal:
+    """A POST that the API server only tries (dryRun=All). AlreadyExists means that it was taken before."""
+
+    manifest: Manifest
+    #: The child that a refusal is about; the manifest may only stand for it.
+    ref: ObjectRef
+
+
+@dataclass(frozen=True)
 class StopRequest:
     """Annotate the progress ConfigMap with `opd.dev/stop: <attempt>` (merge patch)."""
 
@@ -59,7 +68,7 @@ class PlannedEvent:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one pass does, in the order of execution: delete, secrets, create, apply, annotate, status, events.
+    """What one pass does, in the order of execution: delete, rehearse, secrets, create, apply, annotate, status, events.
 
     A refused write (see WriteProblem) ends the making of objects in this pass: later ones may need it. Annotations, status
     and events are executed all the same, because the status never claims a child that was not observed. A transient fault that outlives its retries ends the pass, and the key is queued again.
@@ -67,6 +76,8 @@ class Plan:
 
     #: Deletes; a deletion of the OPDJob itself is the TTL.
     delete: tuple[Deletion, ...] = ()
+    #: Never together with a create or an apply: they follow in the next pass, when `Memory.rehearsed` is the generation.
+    rehearse: tuple[Rehearsal, ...] = ()
     secrets: tuple[SecretRequest, ...] = ()
     #: POST once. AlreadyExists and an owner reference with our UID means done.
     create: tuple[Manifest, ...] = ()

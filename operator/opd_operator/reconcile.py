@@ -110,6 +110,8 @@ class Reconciler:
         if done.namespace_terminating:
             self._terminating[key.namespace] = time.monotonic()
         after = memory.with_problems(tuple(done.problems))
+        if done.rehearsed:
+            after = replace(after, rehearsed=observation.job.generation)
         if done.outcome not in (Outcome.STALE, Outcome.GONE):
             after = replace(after, unwritten=done.unwritten)
         self._memories[key] = (uid, after)
@@ -121,8 +123,9 @@ class Reconciler:
             self._forget(key)
         elif done.outcome is Outcome.STALE:
             self._queue.add(key)
-        elif done.writes or news:
-            self._queue.add_after(key, 0.0 if done.writes and not done.problems else NEWS_SECONDS)
+        elif done.writes or done.rehearsed or news:
+            calm = (done.writes or done.rehearsed) and not done.problems
+            self._queue.add_after(key, 0.0 if calm else NEWS_SECONDS)
         elif requeue_after is not None:
             self._queue.add_after(key, max(requeue_after, 0.05))
 

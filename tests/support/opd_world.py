@@ -72,13 +72,14 @@ class World(Controllers):
         self.memory = Memory()
         self.events: list[Manifest] = []
         self.plans: list[Plan] = []
+        self.tried: list[Plan] = []
         self.phases: list[str] = []
         self.kuberay_missing = False
 
     # --- passes ---
 
     def step(self) -> Plan:
-        """One pass: observe, plan, execute."""
+        """One pass: observe, plan, execute. One that only tried the children, all of which would be taken, and the next."""
         observation = observe(self.snapshot(), self.now, self.memory)
         observation = replace(observation, kuberay_missing=self.kuberay_missing)
         if self.ignore_rules:
@@ -86,6 +87,11 @@ class World(Controllers):
         made = plan(observation, self.now, self.settings)
         try:
             self.memory = observation.memory.with_problems(self.execute(made))
+            if made.rehearse:
+                self.tried.append(made)
+                if not self.memory.problems:
+                    self.memory = replace(self.memory, rehearsed=observation.job.generation)
+                    return self.step()
         except KilledError:
             self.restart_operator()
         self.plans.append(made)
@@ -98,7 +104,7 @@ class World(Controllers):
         for _ in range(20):
             before = self.memory.problems
             made = self.step()
-            idle = not (made.delete or made.create or made.apply or made.annotate or made.status)
+            idle = not (made.delete or made.rehearse or made.create or made.apply or made.annotate or made.status)
             if self.deleted or idle or (self.memory.problems and self.memory.problems == before and not made.status):
                 return self
         last = self.plans[-1]

@@ -12,6 +12,10 @@ from opd_operator.planned import Plan
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 
 
+#: Refusals that a dry run tells of.
+ABOUT_THE_OBJECT = (WriteProblemKind.INVALID, WriteProblemKind.FORBIDDEN, WriteProblemKind.TYPE_NOT_READ)
+
+
 class KilledError(Exception):
     """The operator's process dies at a write."""
 
@@ -47,6 +51,10 @@ class ApiServer:
         problems: list[WriteProblem] = []
         for deletion in made.delete:
             self._delete(deletion.ref, deletion.uid)
+        for rehearsal in made.rehearse:
+            problem = self.refuse.get(rehearsal.ref.kind)
+            if problem is not None and problem[0] in ABOUT_THE_OBJECT:
+                problems.append(WriteProblem(rehearsal.ref, *problem))
         for request in made.secrets:
             self._post(request.manifest, problems)
         for manifest in made.create:

@@ -1,7 +1,7 @@
 """All decisions of the operator: `plan(observation, now, settings) -> Plan`. Pure, and repeated until nothing is left to do.
 
-accept -> check inputs -> start teachers -> probe teachers -> start student -> train -> finish. Each step either says that it
-is done or what it waits for; the status of the last pass is the only state between two passes.
+accept -> rehearse -> check inputs -> start teachers -> probe teachers -> start student -> train -> finish. Each step either
+says that it is done or what it waits for; the status of the last pass is the only state between two passes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from opd_operator.plan.check import check_inputs
 from opd_operator.plan.draft import Draft
 from opd_operator.plan.events import changes
 from opd_operator.plan.finish import overdue, release
+from opd_operator.plan.rehearse import rehearsed
 from opd_operator.plan.status import build
 from opd_operator.plan.student import begin, between_attempts
 from opd_operator.plan.suspend import suspend_or_resume
@@ -45,7 +46,7 @@ def plan(observation: Observation, now: datetime, settings: Settings) -> Plan:
 
 def _advance(draft: Draft) -> None:
     """One pass over the steps of a job that has not ended."""
-    if not accept(draft) or not refused_writes(draft):
+    if not accept(draft) or not refused_writes(draft) or not rehearsed(draft):
         return
     draft.refresh = _changed_before_the_student(draft)
     if not suspend_or_resume(draft) or overdue(draft) or not check_inputs(draft):
@@ -93,7 +94,9 @@ def _forget_starts(draft: Draft) -> None:
 
 def _frozen(draft: Draft) -> Plan:
     status = build(draft)
-    changed = status != draft.job.raw_status
+    # The answer to a rehearsal comes at once, and is what there is to tell.
+    asked = bool(draft.rehearse) and not draft.observation.problems
+    changed = status != draft.job.raw_status and not asked
     if len(draft.deletions) < len(draft.delete):
         draft.wake(draft.now)
     wake = None
@@ -101,12 +104,13 @@ def _frozen(draft: Draft) -> Plan:
         wake = max((draft.wake_at - draft.now).total_seconds(), 0.0) + WAKE_SLACK_SECONDS
     return Plan(
         delete=draft.deletions,
+        rehearse=tuple(draft.rehearse),
         secrets=tuple(draft.secrets),
         create=tuple(draft.create),
         apply=tuple(draft.apply),
         annotate=tuple(draft.annotate),
         status=status if changed else None,
-        events=(*draft.events, *changes(draft)) if changed else tuple(draft.events),
+        events=() if asked else (*draft.events, *changes(draft)) if changed else tuple(draft.events),
         requeue_after=wake,
         diagnosis=draft.diagnosis,
     )

@@ -25,7 +25,7 @@ from opd_operator.model import (
     Observation,
     Owned,
 )
-from opd_operator.planned import Deletion, EventType, PlannedEvent, Propagation, SecretRequest, StopRequest
+from opd_operator.planned import Deletion, EventType, PlannedEvent, Propagation, Rehearsal, SecretRequest, StopRequest
 from opd_operator.settings import Settings
 
 MESSAGE_LIMIT = 1024
@@ -74,6 +74,7 @@ class Draft:
     #: An end was decided in this pass; see `Draft.deletions`.
     closing: bool = False
     delete: list[Deletion] = field(default_factory=list)
+    rehearse: list[Rehearsal] = field(default_factory=list)
     secrets: list[SecretRequest] = field(default_factory=list)
     create: list[Manifest] = field(default_factory=list)
     apply: list[Manifest] = field(default_factory=list)

@@ -152,7 +152,7 @@ POD_EXAMPLES = (
     _field(
         HEAD,
         _container(resources={"limits": {"memory": True}}),
-        _container(resources={"limits": {"memory": 1e9}}),
+        _container(resources={"limits": {"memory": 2e9}}),
         ".spec.containers[0].resources.limits.memory",
     ),
     Example(

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
+from executor_api import Api
 
 from opd_operator.cache import Cache, JobKey, trim
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.execute import STATUS_CONFLICTS, Executor, Outcome, ended_attempts, merge_difference
 from opd_operator.metrics import Metrics
-from opd_operator.model import Kind, ObjectRef, WriteProblemKind
-from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, SecretRequest, StopRequest
+from opd_operator.model import Kind, ObjectRef, Unwritten, WriteProblemKind
+from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, Rehearsal, SecretRequest, StopRequest
 from opd_operator.recorder import Recorder
-from opd_operator.resources import OPDJOB, Resource
+from opd_operator.resources import OPDJOB
 
 Manifest = dict[str, Any]
 MATH = JobKey("team", "math")
@@ -23,75 +23,6 @@ NOT_READ = (
     'configmaps "math-config" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for '
     'APIVersion opd.dev/v1alpha1 Kind OPDJob: no matches for kind "OPDJob" in version "opd.dev/v1alpha1"'
 )
-
-
-class Api:
-    """Objects by kind and name, with versions, UIDs and the answers that tests ask for."""
-
-    def __init__(self) -> None:
-        self.objects: dict[tuple[str, str], Manifest] = {}
-        self.calls: list[str] = []
-        self.answers: dict[str, Exception] = {}
-        self._numbers = itertools.count(100)
-
-    def hold(self, manifest: Manifest) -> Manifest:
-        held = copy.deepcopy(manifest)
-        held["metadata"].setdefault("uid", f"uid-{next(self._numbers)}")
-        held["metadata"]["resourceVersion"] = str(next(self._numbers))
-        self.objects[held["kind"], held["metadata"]["name"]] = held
-        return copy.deepcopy(held)
-
-    def _called(self, verb: str, kind: str, name: str) -> None:
-        self.calls.append(f"{verb} {kind}/{name}")
-        error = self.answers.get(f"{verb} {kind}")
-        if error is not None:
-            raise error
-
-    async def get(self, resource: Resource, namespace: str, name: str) -> Manifest | None:
-        self._called("get", resource.kind, name)
-        return copy.deepcopy(self.objects.get((resource.kind, name)))
-
-    async def create(self, manifest: Manifest, *, fenced: bool = True) -> Manifest:
-        name = manifest["metadata"]["name"]
-        self._called("create", manifest["kind"], name)
-        if (manifest["kind"], name) in self.objects:
-            raise ApiError(409, "AlreadyExists", "exists")
-        return self.hold(manifest)
-
-    async def apply(self, manifest: Manifest) -> Manifest:
-        self._called("apply", manifest["kind"], manifest["metadata"]["name"])
-        return self.hold(manifest)
-
-    async def merge_patch(
-        self, ref: ObjectRef, patch: Manifest, *, subresource: str | None = None, fenced: bool = True
-    ) -> Manifest:
-        self._called(f"patch{'/' + subresource if subresource else ''}", ref.kind, ref.name)
-        held = self.objects.get((ref.kind, ref.name))
-        if held is None:
-            raise ApiError(404, "NotFound", "gone")
-        wanted = patch.get("metadata", {}).get("resourceVersion")
-        if wanted not in (None, held["metadata"]["resourceVersion"]):
-            raise ApiError(409, "Conflict", "changed")
-        return self.hold(_merged(held, patch))
-
-    async def delete(self, deletion: Deletion) -> Manifest | None:
-        self._called("delete", deletion.ref.kind, deletion.ref.name)
-        held = self.objects.get((deletion.ref.kind, deletion.ref.name))
-        if held is None or held["metadata"]["uid"] != deletion.uid:
-            return None
-        return self.objects.pop((deletion.ref.kind, deletion.ref.name))
-
-
-def _merged(old: Manifest, patch: Manifest) -> Manifest:
-    result = dict(old)
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        elif isinstance(value, dict):
-            result[key] = _merged(result.get(key) or {}, value)
-        else:
-            result[key] = value
-    return result
 
 
 @pytest.fixture
@@ -209,6 +140,51 @@ async def test_a_refusal_is_a_value_and_what_may_need_the_refused_object_waits(
     assert [problem.kind for problem in done.problems] == [kind]
     assert {name for name, _ in api.objects} == {"OPDJob", "ConfigMap"}
     assert api.objects["OPDJob", "math"]["status"] == {"phase": "Pending"}
+
+
+async def test_children_are_tried_without_being_made_and_refusals_of_the_moment_do_not_count(
+    executor: Executor, api: Api, job: Manifest
+) -> None:
+    student = ObjectRef("ray.io/v1", "RayJob", "team", "math-1")
+    tried = (Rehearsal(child("Job", "math-1-head"), student), Rehearsal(child("RayJob", "math-1"), student))
+    done = await executor.execute(job, Plan(rehearse=tried))
+    assert (done.rehearsed, done.writes) == (True, 0)
+    assert {name for name, _ in api.objects} == {"OPDJob"}
+    for passing in (
+        ApiError(403, "Forbidden", "exceeded quota: jobs"),
+        ApiError(404, "NotFound", "the server could not find the requested resource"),
+        ApiError(409, "AlreadyExists", "exists"),
+        ApiError(400, "BadRequest", 'admission webhook "a.b" does not support dry run'),
+    ):
+        api.answers["try Job"] = passing
+        assert (await executor.execute(job, Plan(rehearse=tried))).rehearsed, passing
+    api.answers["try Job"] = ApiError(422, "Invalid", "spec.template.spec.restartPolicy: Unsupported value")
+    done = await executor.execute(job, Plan(rehearse=tried))
+    assert not done.rehearsed
+    assert [(item.ref, item.kind) for item in done.problems] == [(student, WriteProblemKind.INVALID)]
+
+
+@pytest.mark.parametrize("refused", ["training", "everything"])
+async def test_a_refused_status_is_written_as_far_as_it_is_taken_and_kept_whole(
+    executor: Executor, api: Api, job: Manifest, refused: str
+) -> None:
+    body = {"details": {"causes": [{"field": "status.training.step"}]}}
+    error = ApiError(422, "Invalid", "status.training.step: Invalid value", body)
+    taken = api.merge_patch
+
+    async def picky(ref: ObjectRef, patch: Manifest, **options: Any) -> Manifest:
+        if options.get("subresource") == "status" and (refused == "everything" or "training" in patch["status"]):
+            raise error
+        return await taken(ref, patch, **options)
+
+    api.merge_patch = picky  # type: ignore[method-assign]
+    status = {"phase": "Training", "training": {"step": 2**63}, "conditions": [], "attempt": 1}
+    done = await executor.execute(job, Plan(status=status))
+    stored = api.objects["OPDJob", "math"].get("status", {})
+    assert stored == ({} if refused == "everything" else {key: status[key] for key in status if key != "training"})
+    assert done.unwritten == Unwritten(stored, status)
+    assert done.problems == [], "no child is to blame"
+    assert any("create Event" in call for call in api.calls)
 
 
 async def test_a_missing_kuberay_is_named(executor: Executor, api: Api, job: Manifest) -> None:

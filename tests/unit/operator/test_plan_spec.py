@@ -48,11 +48,53 @@ def test_a_running_job_is_not_touched_by_an_operator_that_cannot_read_its_spec()
 
 def test_a_child_that_the_api_server_finds_invalid_fails_the_job() -> None:
     world = World()
-    world.refuse["Deployment"] = (WriteProblemKind.INVALID, "spec.template.spec.containers[0].image: Required value")
     world.checked()
+    world.refuse["RayJob"] = (WriteProblemKind.INVALID, "spec.rayClusterSpec: Required value")
+    world.teacher_up()
+    world.settle()
+    world.end_job("probe", final())
+    world.settle()
     assert world.phase == "Failed"
-    assert "Deployment math-teacher-big" in world.condition("Failed")["message"]
-    assert world.names("Service") == []
+    assert "RayJob math-1: spec.rayClusterSpec: Required value" in world.condition("Failed")["message"]
+    assert world.names("Deployment") == world.names("RayJob") == []
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "RayJob", "NetworkPolicy", "Job"])
+def test_children_that_the_api_server_would_refuse_fail_the_job_before_anything_is_made(kind: str) -> None:
+    world = World()
+    world.refuse[kind] = (WriteProblemKind.INVALID, "spec.template.spec.containers[0].image: Required value")
+    world.settle()
+    assert world.phase == "Failed"
+    assert world.condition("Failed")["reason"] == "InvalidSpec"
+    assert kind in world.condition("Failed")["message"]
+    assert "spec.template.spec.containers[0].image" in world.condition("Failed")["message"]
+    assert world.created == []
+    assert "startTime" not in world.status
+    world.refuse.clear()
+    world.edit(runtime={"image": "trainer:2"}).settle()
+    assert world.phase == "Checking", "a correction is tried anew"
+
+
+def test_a_child_that_would_be_forbidden_is_told_before_a_teacher_starts_and_not_waited_for_for_ever() -> None:
+    world = World()
+    world.refuse["RayJob"] = (WriteProblemKind.FORBIDDEN, "denied by a policy")
+    world.settle()
+    assert world.condition("Progressing")["reason"] == "WriteRefused"
+    assert world.created == []
+    world.after(1801)
+    assert world.phase == "Failed"
+    assert world.condition("Failed")["reason"] == "WriteRefused"
+
+
+def test_children_are_tried_once_and_by_no_later_process() -> None:
+    world = World().settle()
+    (made,) = world.tried
+    assert {item.ref.kind for item in made.rehearse} == {"Job", "NetworkPolicy", "Deployment", "RayJob"}
+    assert made.create == made.apply == made.events == ()
+    assert made.status is None
+    assert world.names("Job") == ["math-check-inputs"]
+    world.restart_operator().settle()
+    assert len(world.tried) == 1
 
 
 @pytest.mark.parametrize(
@@ -69,7 +111,7 @@ def test_a_refused_write_is_named_and_tried_again(kind: WriteProblemKind, reason
     world = World()
     world.refuse["Job"] = (kind, "words of the API server")
     world.settle()
-    assert world.phase == "Checking"
+    assert world.phase in ("Pending", "Checking")
     assert world.condition("Progressing")["status"] == "False"
     assert world.condition("Progressing")["reason"] == reason
     assert "math-check-inputs" in world.condition("Progressing")["message"]
