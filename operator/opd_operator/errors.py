@@ -16,6 +16,12 @@ _UNFIT = "failed to create typed patch object"
 _TYPE_NOT_READ = "cannot find RESTMapping"
 
 
+#: etcd's refusal of an object of more than 1.5 MiB comes as a fault of the server, and does so every time.
+_TOO_LARGE = "request is too large"
+#: An admission webhook that does not answer: nothing is admitted until somebody repairs or removes it.
+_WEBHOOK = "failed calling webhook"
+
+
 class ApiError(Exception):
     """An answer of 400 or more. `message` holds the server's words, cut to 512 characters."""
 
@@ -68,6 +74,8 @@ class ApiError(Exception):
             return WriteProblemKind.TYPE_NOT_READ
         if self.code == 403:
             return WriteProblemKind.QUOTA if "exceeded quota" in self.message else WriteProblemKind.FORBIDDEN
+        if self.code == 500 and _WEBHOOK in self.message:
+            return WriteProblemKind.FORBIDDEN
         if self.code in (400, 404, 405, 413, 415, 422):
             return WriteProblemKind.INVALID
         return None
@@ -86,5 +94,7 @@ def from_answer(code: int, text: str, body: Any) -> ApiError:
     if isinstance(body, dict) and body.get("kind") == "Status":
         if code == 500 and _UNFIT in str(body.get("message")):
             return ApiError(422, "Invalid", body["message"], body)
+        if code == 500 and _TOO_LARGE in str(body.get("message")):
+            return ApiError(413, "RequestEntityTooLarge", body["message"], body)
         return ApiError(code, body.get("reason") or "", body.get("message") or "", body)
     return ApiError(code, "", text[:_WORDS])

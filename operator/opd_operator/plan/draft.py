@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from opd_api.v1alpha1 import AttemptStatus, Condition, OPDJobSpec
@@ -31,8 +31,6 @@ from opd_operator.settings import Settings
 MESSAGE_LIMIT = 1024
 #: status.attempts keeps so many; those of classes that are retried once are dropped last, because they are counted.
 MAX_ATTEMPTS = 10
-#: Any duration of a spec can be added to it.
-LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
 COUNTED_ONCE = frozenset({FailureClass.INTERNAL.value, FailureClass.STALL.value})
 
 
@@ -130,9 +128,10 @@ class Draft:
 
     def passed(self, start: datetime, seconds: float) -> bool:
         """True when so much time has passed; otherwise the job is looked at again when it has."""
-        if start > LAST_TIME:  # written by hand: there is no such end
+        try:
+            end = start + timedelta(seconds=seconds)
+        except OverflowError:  # a TTL of ages, or a time that somebody wrote by hand: later than any time
             return False
-        end = start + timedelta(seconds=seconds)
         if self.now >= end:
             return True
         self.wake(end)

@@ -9,7 +9,7 @@ import pytest
 from executor_api import Api
 
 from opd_operator.cache import Cache, JobKey, trim
-from opd_operator.errors import ApiError, Unreachable
+from opd_operator.errors import ApiError, Unreachable, from_answer
 from opd_operator.execute import STATUS_CONFLICTS, Executor, Outcome, ended_attempts, merge_difference
 from opd_operator.metrics import Metrics
 from opd_operator.model import Kind, ObjectRef, Unwritten, WriteProblemKind
@@ -19,6 +19,7 @@ from opd_operator.resources import OPDJOB
 
 Manifest = dict[str, Any]
 MATH = JobKey("team", "math")
+TOO_LARGE = {"kind": "Status", "reason": "InternalError", "message": "etcdserver: request is too large"}
 NOT_READ = (
     'configmaps "math-config" is forbidden: cannot set blockOwnerDeletion in this case because cannot find RESTMapping for '
     'APIVersion opd.dev/v1alpha1 Kind OPDJob: no matches for kind "OPDJob" in version "opd.dev/v1alpha1"'
@@ -125,6 +126,8 @@ async def test_an_object_on_its_way_out_is_waited_for(executor: Executor, api: A
         (ApiError(403, "Forbidden", NOT_READ), WriteProblemKind.TYPE_NOT_READ),
         (ApiError(422, "Invalid", "spec.template: Required value"), WriteProblemKind.INVALID),
         (ApiError(400, "BadRequest", "cannot unmarshal"), WriteProblemKind.INVALID),
+        (ApiError(500, "InternalError", 'failed calling webhook "a.b": refused'), WriteProblemKind.FORBIDDEN),
+        (from_answer(500, "", TOO_LARGE), WriteProblemKind.INVALID),
         (ApiError(404, "NotFound", "the server could not find the requested resource"), WriteProblemKind.INVALID),
     ],
 )

@@ -62,6 +62,16 @@ def test_times_written_by_hand_into_a_status_never_stop_the_operator(time: str) 
     assert world.names("RayJob") in ([], ["math-1"])
 
 
+@pytest.mark.parametrize("seconds", [10**12, 2**63 - 1])
+def test_a_ttl_of_ages_keeps_no_accelerator(seconds: int) -> None:
+    world = World().training()
+    world.edit(lifecycle={"ttlSecondsAfterFinished": seconds})
+    world.final("Failed", failureClass="Config", reason="ConfigError")
+    world.settle()
+    assert world.names("Deployment") == world.names("RayJob") == []
+    assert not world.deleted
+
+
 def test_a_status_that_was_refused_counts_until_somebody_stores_another() -> None:
     world = World().training()
     stored = {"phase": "Checking", "attempt": 1}
