@@ -157,6 +157,7 @@ class Reason(Words):
     # pods
     UNSCHEDULABLE = "Unschedulable", "no node has room; the message says what is missing"
     QUOTA_EXCEEDED = "QuotaExceeded", "a ResourceQuota refuses the pod"
+    NOT_ADMITTED = "NotAdmitted", "a queue, for example Kueue, has suspended the RayJob until it has room"
     IMAGE_PULL_FAILED = "ImagePullFailed", "the image cannot be pulled"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError", "a Secret, ConfigMap or setting of the container is missing"
     VOLUME_NOT_ATTACHED = "VolumeNotAttached", "a volume cannot be mounted"

@@ -21,6 +21,8 @@ HEAD_LOST = re.compile(
 )
 #: RayJob reasons that tell of KubeRay or the network, not of user code.
 INFRASTRUCTURE_REASONS = frozenset({"SubmissionFailed", "JobStatusCheckTimeoutExceeded"})
+#: RayJob states that the operator never asks for: it deletes what it wants to stop.
+SUSPENDED = frozenset({"Suspending", "Suspended"})
 LOOK = "See <run directory>/logs/attempt-<n>/ on the claim."
 
 
@@ -33,6 +35,26 @@ def refused(job: RayJobView) -> Diagnosis | None:
         Reason.RAY_JOB_INVALID,
         f"KubeRay refuses the RayJob: {last_words(job.message)}",
         "Correct ray.head.template, ray.workers.template or ray.rayVersion.",
+    )
+
+
+def not_admitted() -> Diagnosis:
+    """Whoever suspends RayJobs has not let this one begin."""
+    return Diagnosis(
+        FailureClass.CAPACITY,
+        Reason.NOT_ADMITTED,
+        "the RayJob is suspended from outside: a queue has not admitted it",
+        "See the queue's Workloads and its quota.",
+    )
+
+
+def suspended_by_queue() -> Diagnosis:
+    """Whoever suspends RayJobs has taken this one's place: KubeRay removes its pods."""
+    return Diagnosis(
+        FailureClass.INFRASTRUCTURE,
+        Reason.PREEMPTED_BY_SCHEDULER,
+        "the RayJob was suspended from outside: a queue took its place",
+        f"Use spec.suspend to stop a job. {RESUME}",
     )
 
 

@@ -10,11 +10,12 @@ from pydantic import ValidationError
 
 from opd_api.progress import FinalDocument
 from opd_api.vocabulary import Annotation, FailureClass, Label, Reason, Role
+from opd_operator import diagnose_ray
 from opd_operator.diagnose import RESUME, creation_message, diagnose_creation, diagnose_pod, diagnose_pods
 from opd_operator.model import Diagnosis, HeadState, Manifest, Owned, RayJobView, StepJob, StepState, TeacherView
 
 JOB_UID_LABELS = ("batch.kubernetes.io/controller-uid", "controller-uid")
-ROOM = frozenset({Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED})
+ROOM = frozenset({Reason.UNSCHEDULABLE, Reason.QUOTA_EXCEEDED, Reason.NOT_ADMITTED})
 
 
 def role_of(item: Manifest) -> str:
@@ -140,7 +141,10 @@ def ray_job_view(
     head_seen = once_ready or bool(state.get("head", {}).get("podName"))
     going = [pod for pod in pods if pod["metadata"].get("deletionTimestamp") or _phase(pod) in ("Failed", "Succeeded")]
     waiting_pods = [pod for pod in pods if pod not in going and not _is_ready(pod)]
+    suspended = deployment_status in diagnose_ray.SUSPENDED
     waiting = diagnose_pods(waiting_pods, events) or _cluster_refusal(conditions, cluster, events)
+    if waiting is None and suspended and not pods:
+        waiting = diagnose_ray.not_admitted()
     return RayJobView(
         owned=owned,
         attempt=attempt_of(item),
@@ -153,7 +157,7 @@ def ray_job_view(
         head_not_ready=once_ready and conditions.get("HeadPodReady", {}).get("status") == "False",
         waiting=waiting,
         waits_for_room=waiting is not None and waiting.reason in ROOM,
-        disruption=_disruption(going),
+        disruption=diagnose_ray.suspended_by_queue() if going and suspended else _disruption(going),
         scheduled_at=_scheduled_at(pods),
     )
 
