@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from opd_e2e import Cluster, embedded
 
 from opd_cluster import addons, cluster, full
-from opd_cluster.errors import ClusterError
-from opd_cluster.layout import Layout, existing, open_layout
-from opd_cluster.shell import find_kubectl, run, wait_for
 
 REPORTS: pytest.StashKey[dict[str, pytest.CollectReport]] = pytest.StashKey()
 SHAPE = cluster.Shape(gpu_nodes=1, gpus=8)
-
-
-class Cluster:
-    """A running cluster and the few verbs that tests use on it."""
-
-    def __init__(self, layout: Layout | None, context: str = "") -> None:
-        self.layout, self.context = layout, context
-
-    @property
-    def data(self) -> Path:
-        """The host directory behind every claim opd-local (embedded cluster only)."""
-        if self.layout is None:
-            pytest.skip("needs the embedded cluster's host directory")
-        return self.layout.data
-
-    def kubectl(self, *arguments: str, input_text: str | None = None, check: bool = True, timeout: float = 120) -> str:
-        """kubectl as administrator; its stdout. Raises ClusterError with its message when it fails and `check` is on."""
-        where = ["--kubeconfig", str(self.layout.kubeconfig)] if self.layout else ["--context", self.context]
-        return run([find_kubectl(), *where, *arguments], input_text=input_text, check=check, timeout=timeout).stdout
-
-    def apply(self, namespace: str, *manifests: dict[str, Any]) -> None:
-        document = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
-        self.kubectl("apply", "-n", namespace, "-f", "-", input_text=json.dumps(document))
-
-    def get(self, namespace: str, kind: str, name: str = "", selector: str = "") -> Any:
-        """The object, or the list of objects of a kind (optionally with a label selector)."""
-        words = [kind, *([name] if name else []), *(["-l", selector] if selector else [])]
-        answer = json.loads(self.kubectl("get", "-n", namespace, "-o", "json", *words))
-        return answer if name else answer["items"]
-
-    def wait(self, what: str, condition: Callable[[], object], seconds: float, namespace: str = "") -> None:
-        """Poll until the condition holds; a timeout tells what the namespace looks like."""
-        wait_for(what, condition, seconds=seconds, hint=lambda: self.describe(namespace) if namespace else "")
-
-    def describe(self, namespace: str) -> str:
-        """Objects, events and the last log lines of a namespace: what a person would look at first."""
-        parts = [
-            self.kubectl(
-                "get", "opd,rayjobs,deployments,jobs,pods,configmaps", "-n", namespace, "-o", "wide", check=False
-            )
-        ]
-        parts.append(self.kubectl("get", "events", "-n", namespace, "--sort-by=.lastTimestamp", check=False)[-6000:])
-        for pod in self.get(namespace, "pods"):
-            name = pod["metadata"]["name"]
-            log = self.kubectl("logs", "-n", namespace, name, "--all-containers", "--tail=40", check=False)
-            parts.append(f"--- {name}\n{log}")
-        return "\n".join(parts)
 
 
 @pytest.fixture(scope="session")
@@ -74,16 +23,8 @@ def running_cluster() -> Iterator[Cluster]:
     if context := os.environ.get("CONTEXT"):
         yield Cluster(None, context)
         return
-    name = os.environ.get("OPD_CLUSTER", "e2e")
-    was_up = name in existing() and cluster.is_up(open_layout(name))
-    try:
-        layout = full.up(name, SHAPE)
-        full.load(layout, ["opd-operator", "opd-trainer"])
-    except ClusterError as error:
-        pytest.fail(f"{error}\n{error.hint}", pytrace=False)
-    yield Cluster(layout)
-    if not was_up:
-        cluster.down(name)
+    with embedded(os.environ.get("OPD_CLUSTER", "e2e"), SHAPE) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

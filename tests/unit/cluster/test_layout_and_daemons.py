@@ -101,6 +101,22 @@ def test_nodes_have_pools_taints_and_ranges_of_their_own(cache: Path) -> None:
     assert network.pod_cidr(2) == "10.244.2.0/24"
 
 
+def test_gpu_nodes_of_named_pools_have_the_label_and_the_taint_of_theirs_in_turn(cache: Path) -> None:
+    shape = Shape(gpu_nodes=3, gpus=4, pools=("big", "small"))
+    cpu, *gpus = full.nodes(open_layout("one"), shape)
+    assert [member.labels.get(node.POOL_LABEL) for member in gpus] == ["big", "small", "big"]
+    assert node.POOL_LABEL not in cpu.labels
+    own = {"key": node.POOL_LABEL, "value": "big", "effect": "NoSchedule"}
+    assert gpus[0].taints == [node.GPU_TAINT, own]
+    cluster.record_shape(open_layout("one"), shape)
+    assert cluster.recorded_shape(open_layout("one")) == shape
+
+
+def test_a_daemon_that_does_not_run_cannot_be_killed(cache: Path) -> None:
+    with pytest.raises(ClusterError, match="kubelet-gpu-0 of cluster one does not run"):
+        node.kill_kubelet(full.nodes(open_layout("one"), Shape())[1])
+
+
 def test_images_go_where_their_pods_run(cache: Path) -> None:
     members = full.nodes(open_layout("one"), Shape(gpu_nodes=2, gpus=8))
     placed = {name: [member.name for member in full._where(name, members)] for name in full.catalog.BUILDERS}

@@ -57,6 +57,9 @@ def up(
     ] = False,
     nodes: Annotated[int, typer.Option(min=2, max=9, help="One CPU node, the rest GPU nodes.")] = 2,
     gpus: Annotated[int, typer.Option(min=1, max=64, help="nvidia.com/gpu that each GPU node advertises.")] = 8,
+    pools: Annotated[
+        str, typer.Option(help="GPU pools, separated by commas: GPU nodes get label and taint of one after the other.")
+    ] = "",
     images: Annotated[
         str, typer.Option(help="Our images to build and load, separated by commas.")
     ] = "operator,trainer",
@@ -65,8 +68,8 @@ def up(
     if control_plane:
         layout = cluster.control_plane_up(name)
     else:
-        layout = full.up(name, cluster.Shape(gpu_nodes=nodes - 1, gpus=gpus))
-        full.load(layout, [image for image in images.split(",") if image])
+        layout = full.up(name, cluster.Shape(gpu_nodes=nodes - 1, gpus=gpus, pools=_words(pools)))
+        full.load(layout, _words(images))
     print(f"export KUBECONFIG={layout.kubeconfig}")
 
 
@@ -167,6 +170,10 @@ def exec(
     if node and node not in members:
         raise ClusterError(f"no node {node}", f"one of {', '.join(members)}")
     _become([str(word) for word in inside(members.get(node, layout.netns), *context.args)], layout)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
 
 
 def _become(argv: list[str], layout: Layout) -> None:

@@ -28,6 +28,8 @@ class Shape:
     control_plane_only: bool = False
     gpu_nodes: int = 1
     gpus: int = 8
+    #: Names of the pools that the GPU nodes belong to in turn; each pool has a label and a taint of its own.
+    pools: tuple[str, ...] = ()
 
 
 def kubectl(
@@ -40,7 +42,10 @@ def kubectl(
 
 def recorded_shape(layout: Layout) -> Shape | None:
     file = layout.state / "shape.json"
-    return Shape(**json.loads(file.read_text())) if file.exists() else None
+    if not file.exists():
+        return None
+    values = json.loads(file.read_text())
+    return Shape(**{**values, "pools": tuple(values.get("pools", ()))})
 
 
 def record_shape(layout: Layout, shape: Shape) -> None:

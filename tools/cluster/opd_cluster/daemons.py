@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from opd_cluster import cgroups
 from opd_cluster.debian import SBIN
+from opd_cluster.errors import ClusterError
 from opd_cluster.layout import Layout
 from opd_cluster.network import inside
 
@@ -60,6 +62,15 @@ def ended(layout: Layout) -> list[str]:
     started = {file.name: int(file.read_text()) for file in sorted(_pids(layout).glob("*"))}
     running = cgroups.alive(cgroups.members(layout.cgroup))
     return [name for name, pid in started.items() if pid not in running]
+
+
+def kill(layout: Layout, name: str) -> None:
+    """End a daemon with SIGKILL, and only it: what it started runs on. Raises ClusterError when it does not run."""
+    file = _pids(layout) / name
+    pid = int(file.read_text()) if file.exists() else 0
+    if pid not in cgroups.alive(cgroups.members(layout.cgroup)):
+        raise ClusterError(f"{name} of cluster {layout.name} does not run", "opd-cluster status")
+    os.kill(pid, signal.SIGKILL)
 
 
 def forget(layout: Layout) -> None:

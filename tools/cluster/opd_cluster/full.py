@@ -22,9 +22,13 @@ NEEDED_BYTES = 12 * 10**9
 
 def nodes(layout: Layout, shape: Shape) -> list[Node]:
     """The CPU node first, then the GPU nodes."""
+    pools = shape.pools or ("",)
     return [
         Node(layout, 0, "cpu-0"),
-        *(Node(layout, 1 + index, f"gpu-{index}", shape.gpus) for index in range(shape.gpu_nodes)),
+        *(
+            Node(layout, 1 + index, f"gpu-{index}", shape.gpus, pools[index % len(pools)])
+            for index in range(shape.gpu_nodes)
+        ),
     ]
 
 

@@ -16,17 +16,20 @@ from opd_cluster.shell import run, tail, wait_for
 SOCKET_SECONDS = 30
 FIREWALL_SECONDS = 60
 GPU_RESOURCE = "nvidia.com/gpu"
+POOL_LABEL = "opd.dev/gpu-pool"
 GPU_TAINT = {"key": GPU_RESOURCE, "value": "present", "effect": "NoSchedule"}
 
 
 @dataclass(frozen=True)
 class Node:
-    """Name, place in the address plan and pool of one node. `gpus` units of nvidia.com/gpu are advertised."""
+    """Name, place in the address plan and pool of one node. `gpus` units of nvidia.com/gpu are advertised; a node of a named
+    GPU pool has the pool's label and taint."""
 
     layout: Layout
     position: int
     name: str
     gpus: int = 0
+    gpu_pool: str = ""
 
     @property
     def netns(self) -> str:
@@ -57,6 +60,15 @@ class Node:
     def pool(self) -> str:
         return "gpu" if self.gpus else "cpu"
 
+    @property
+    def labels(self) -> dict[str, str]:
+        return {"opd.dev/pool": self.pool, **({POOL_LABEL: self.gpu_pool} if self.gpu_pool else {})}
+
+    @property
+    def taints(self) -> list[dict[str, str]]:
+        own = {"key": POOL_LABEL, "value": self.gpu_pool, "effect": "NoSchedule"}
+        return [*([GPU_TAINT] if self.gpus else []), *([own] if self.gpu_pool else [])]
+
 
 def start_containerd(node: Node) -> None:
     """The node's network and container runtime; returns when containerd answers. Images of earlier runs are still there."""
@@ -79,28 +91,42 @@ def start_containerd(node: Node) -> None:
 
 def start_kubelet(node: Node) -> None:
     """kubelet and kube-proxy. The pause image must be loaded before."""
-    program, layout = parts.binary(parts.KUBERNETES), node.layout
     shutil.rmtree(node.home / "kubelet", ignore_errors=True)
     pki.issue(
-        layout,
+        node.layout,
         node.name,
         f"system:node:{node.name}",
         group="system:nodes",
-        alternative=f"IP:{layout.node_address(node.position)}",
+        alternative=f"IP:{node.layout.node_address(node.position)}",
     )
-    kubeconfig = pki.write_kubeconfig(layout, layout.pki / f"{node.name}.kubeconfig", node.name)
+    pki.write_kubeconfig(node.layout, _kubeconfig(node), node.name)
+    run_kubelet(node)
+    _start_proxy(node, parts.binary(parts.KUBERNETES))
+
+
+def _kubeconfig(node: Node) -> Path:
+    return node.layout.pki / f"{node.name}.kubeconfig"
+
+
+def run_kubelet(node: Node) -> None:
+    """The kubelet alone: also one that takes over from a dead one, with the pods that it left."""
+    program, layout = parts.binary(parts.KUBERNETES), node.layout
     config = node.home / "kubelet.json"
     config.write_text(json.dumps(_kubelet_config(node), indent=1))
     arguments = {
         "config": config,
-        "kubeconfig": kubeconfig,
+        "kubeconfig": _kubeconfig(node),
         "root-dir": node.home / "kubelet",
         "hostname-override": node.name,
         "node-ip": layout.node_address(node.position),
-        "node-labels": f"opd.dev/pool={node.pool}",
+        "node-labels": ",".join(f"{name}={value}" for name, value in node.labels.items()),
     }
     daemons.start(layout, f"kubelet-{node.name}", [program, "kubelet", *_flags(arguments)], netns=node.netns)
-    _start_proxy(node, program)
+
+
+def kill_kubelet(node: Node) -> None:
+    """As a node ends that hangs: nobody is told, and its containers run on."""
+    daemons.kill(node.layout, f"kubelet-{node.name}")
 
 
 def _flags(arguments: dict[str, object]) -> list[str]:
@@ -227,7 +253,7 @@ def _kubelet_config(node: Node) -> dict[str, object]:
         "clusterDomain": "cluster.local",
         "clusterDNS": [DNS_SERVICE_ADDRESS],
         "resolvConf": "/dev/null",
-        "registerWithTaints": [GPU_TAINT] if node.gpus else [],
+        "registerWithTaints": node.taints,
         "podCIDR": network.pod_cidr(node.position),
         "tlsCertFile": str(node.layout.pki / f"{node.name}.crt"),
         "tlsPrivateKeyFile": str(node.layout.pki / f"{node.name}.key"),
