@@ -79,7 +79,7 @@ def test_a_missing_configuration_is_a_configuration_error(tmp_path: Path) -> Non
     ("content", "words"),
     [
         (b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "row 1 is not UTF-8"),
-        (b'{"prompt": []}\n', "chat template"),
+        (b'{"prompt": []}\n', "row 0 has nothing in 'prompt'"),
         (b'{"prompt": "a"}\n{"prompt"\n', "JSON parse error"),
         (b"", "no rows"),
         (b"\n\n", "corresponds to no data"),
@@ -341,3 +341,23 @@ def test_models_module_knows_where_it_runs(claim: Path) -> None:
     cluster = config_of(claim, progress_config_map="p")
     assert models_module.visible_here(cluster, str(claim / "x"))
     assert not models_module.visible_here(cluster, "/anywhere")
+
+
+def test_a_prompt_that_is_missing_after_many_rows_is_found_before_training(claim: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": f"{n} + {n} = ?", "data_source": "math"} for n in range(1500)]
+    rows[1400]["prompt"] = None
+    rows[1450]["prompt"] = ""
+    write_prompts(claim, rows)
+    found = only(config_of(claim))
+    assert (found.reason, found.path) == (Reason.DATA_ERROR, "spec.data.promptField")
+    assert "row 1400 (and 1 more) has nothing in 'prompt'" in found.message
+
+
+def test_a_data_source_without_a_teacher_is_found_in_any_row(claim: Path) -> None:
+    write_prompts(claim, [{"prompt": "x", "data_source": "a" if n < 1400 else "prose"} for n in range(1500)])
+    teachers = [
+        {"name": name, "backend": "transformers", "model": {"source": str(claim / "teacher")}} for name in ("a", "b")
+    ]
+    assert "'prose'" in only(config_of(claim, teachers=teachers, routing={"map": {"a": "a"}})).message
+    routing = {"map": {"a": "a"}, "key": "topic"}
+    assert only(config_of(claim, teachers=teachers, routing=routing)).path == "spec.routing.key"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,15 @@ from opd_api.vocabulary import Reason
 from opd_trainer.errors import TrainerError
 from opd_trainer.preflight.models import visible_here
 from opd_trainer.preflight.report import Found, Report, error, not_checked, of_exception, warning
-from opd_trainer.rollout.data import Prompt, PromptEncoder, PromptStream, field_of, load_records, require_fields, row_at
+from opd_trainer.rollout.columns import column, distinct, empty, garbled
+from opd_trainer.rollout.data import Prompt, PromptEncoder, PromptStream, load_records, require_fields, row_at
 from opd_trainer.rollout.filters import build_filter
 from opd_trainer.rollout.rewards import build_reward, needs_answer
 
+PROMPT_FIELD = "spec.data.promptField"
+ANSWER_FIELD = "spec.data.answerField"
 SHOWN = 3
-#: Rows that are looked at for lengths and routing values.
+#: Rows that are encoded to see how long they are.
 SCANNED = 1000
 EXCERPT = 160
 
@@ -45,7 +47,8 @@ def check_data(config: TrainerConfig, tokenizer: Any, report: Report) -> list[Pr
     findings = _missing_fields(config, records)
     findings += _unrouted(config, records)
     report.add(findings)
-    if any(item.reason is Reason.FIELD_NOT_FOUND for item in findings) or tokenizer is None:
+    unusable = any(item.reason is Reason.FIELD_NOT_FOUND or item.path == PROMPT_FIELD for item in findings)
+    if unusable or tokenizer is None:
         return []
     return _first_prompts(config, records, tokenizer, report)
 
@@ -76,9 +79,9 @@ def _records(config: TrainerConfig, source: str, path: str, report: Report) -> S
 
 def _missing_fields(config: TrainerConfig, records: Sequence[dict[str, Any]]) -> list[Found]:
     data = config.data
-    wanted = {"spec.data.promptField": data.prompt_field}
+    wanted = {PROMPT_FIELD: data.prompt_field}
     if needs_answer(config.task.reward):
-        wanted["spec.data.answerField"] = data.answer_field
+        wanted[ANSWER_FIELD] = data.answer_field
     if config.routing.map and config.routing.key == "data_source":
         wanted["spec.data.dataSourceField"] = data.data_source_field
     found = []
@@ -87,17 +90,42 @@ def _missing_fields(config: TrainerConfig, records: Sequence[dict[str, Any]]) ->
             require_fields(records, {path: name})
         except TrainerError as problem:
             found.append(of_exception(problem, path))
+            continue
+        found += _gaps(records, path, name)
     return found
 
 
+def _gaps(records: Sequence[dict[str, Any]], path: str, name: str) -> list[Found]:
+    """Rows, all of them looked at, in which a field that is needed is empty or no text."""
+    values = column(records, name)
+    if values is None:
+        return []
+    row = garbled(values)
+    if row is not None:
+        return [error(Reason.DATA_ERROR, path, f"row {row} is not UTF-8 in {name!r}; correct the file")]
+    gaps = empty(values)
+    if gaps is None:
+        return []
+    others = f" (and {gaps.count - 1} more)" if gaps.count > 1 else ""
+    message = f"row {gaps.first}{others} has nothing in {name!r}; remove it from the file, or fill it"
+    if path == PROMPT_FIELD:
+        return [error(Reason.DATA_ERROR, path, message)]
+    return [warning(Reason.DATA_ERROR, path, message)] if path == ANSWER_FIELD else []
+
+
 def _unrouted(config: TrainerConfig, records: Sequence[dict[str, Any]]) -> list[Found]:
-    """Values of the routing key without a teacher, among the first rows."""
+    """Values of the routing key without a teacher, in all rows."""
     routing = config.routing
     if not routing.map or routing.default or routing.mode is RoutingMode.ENSEMBLE:
         return []
     name = config.data.data_source_field if routing.key == "data_source" else routing.key
-    values = Counter(str(field_of(row_at(records, row), name)) for row in range(min(len(records), SCANNED)))
-    unknown = sorted(value for value in values if value not in routing.map)
+    values = column(records, name)
+    if values is None:
+        if routing.key == "data_source":  # _missing_fields tells
+            return []
+        message = f"the data has no field {name!r}; the fields are {', '.join(sorted(row_at(records, 0)))}"
+        return [error(Reason.FIELD_NOT_FOUND, "spec.routing.key", message)]
+    unknown = sorted(text for value in distinct(values) if (text := str(value)) not in routing.map)
     if not unknown:
         return []
     message = f"no teacher for {name} = {', '.join(repr(value) for value in unknown[:5])}; add them or a default"
@@ -109,7 +137,7 @@ def _first_prompts(
     config: TrainerConfig, records: Sequence[dict[str, Any]], tokenizer: Any, report: Report
 ) -> list[Prompt]:
     data = config.data.model_copy(update={"shuffle": False})
-    path = "spec.data.promptField"
+    path = PROMPT_FIELD
     try:
         stream = PromptStream(records, PromptEncoder(tokenizer, data.chat_template), data)
         encoded = [stream.encode(row) for row in range(min(len(records), SCANNED))]

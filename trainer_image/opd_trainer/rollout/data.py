@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from opd_api.v1alpha1 import Data, Overlong
 from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.errors import TrainerError
+from opd_trainer.rollout.nesting import MOST_LEVELS, too_deep
 
 logger = logging.getLogger(__name__)
 FILE_FORMATS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "parquet"}
@@ -71,6 +72,11 @@ def load_records(source: str, split: str, *, field: str = "data.source") -> Sequ
         )
     if path.is_file() and not path.stat().st_size:
         raise data_error(Reason.DATA_ERROR, f"{field} {source} has no rows")
+    if path.is_file() and file_format == "json" and (row := too_deep(path)) is not None:
+        raise data_error(
+            Reason.DATA_ERROR,
+            f"{field} {source}: row {row} is nested deeper than {MOST_LEVELS} levels, which Arrow cannot hold; flatten it",
+        )
     datasets.disable_progress_bars()
     try:
         if local:
