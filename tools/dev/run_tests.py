@@ -1,5 +1,7 @@
 """Run pytest in both environments and end with one summed line: `N passed, N failed, N skipped`.
 
+The unit tiers of both environments run side by side: what one prints comes when the other has ended.
+
 `run_tests.py landing` is what `make test` runs (unit, integration, e2e marked smoke); `run_tests.py all` runs everything,
 `run_tests.py unit` only the unit tier. A run that collects nothing, or breaks before it reports, counts as one failure.
 """
@@ -11,8 +13,11 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / ".venv/bin/python"
@@ -65,13 +70,29 @@ class Tally:
     lines: list[str] = field(default_factory=list)
 
 
-def execute(run: Run, everything: bool, tally: Tally) -> None:
-    """Run one pytest process and add its counts."""
+def side_by_side(runs: Sequence[Run], everything: bool, tally: Tally) -> None:
+    """Runs that share nothing, at once. The last one is seen while it runs, the others when all have ended."""
+    *quiet, seen = runs
+    with ThreadPoolExecutor(len(runs)) as pool, tempfile.TemporaryDirectory() as scratch:
+        files = [(Path(scratch) / str(index)).open("w+") for index in range(len(quiet))]
+        for run, file in zip(quiet, files, strict=True):
+            pool.submit(execute, run, everything, tally, file)
+        pool.submit(execute, seen, everything, tally)
+        pool.shutdown()
+        for run, file in zip(quiet, files, strict=True):
+            file.seek(0)
+            print(f"\n=== {run.name}\n{file.read()}", flush=True)
+            file.close()
+
+
+def execute(run: Run, everything: bool, tally: Tally, output: IO[str] | None = None) -> None:
+    """Run one pytest process and add its counts. `output` takes what it prints; None: it is seen at once."""
     paths = [path for path in run.paths if (ROOT / path).is_dir()]
     if not paths:
         return
     started = time.monotonic()
-    print(f"\n=== {run.name}", flush=True)
+    if output is None:
+        print(f"\n=== {run.name}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         marker = [] if everything or run.landing is None else ["-m", run.landing]
@@ -79,6 +100,8 @@ def execute(run: Run, everything: bool, tally: Tally) -> None:
             [str(run.python), "-m", "pytest", "-q", f"--junitxml={report}", *marker, *run.options, *paths],
             cwd=ROOT,
             check=False,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
         ).returncode
         counts = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
         if report.exists():
@@ -100,12 +123,13 @@ def execute(run: Run, everything: bool, tally: Tally) -> None:
 
 def main() -> int:
     selection = sys.argv[1] if len(sys.argv) > 1 else "landing"
-    runs = {"unit": UNIT, "landing": (*UNIT, *INTEGRATION, *E2E), "all": (*UNIT, *INTEGRATION, *E2E)}.get(selection)
-    if runs is None:
+    others = {"unit": (), "landing": (*INTEGRATION, *E2E), "all": (*INTEGRATION, *E2E)}.get(selection)
+    if others is None:
         print(f"run_tests.py: write unit, landing or all, not '{selection}'", file=sys.stderr)
         return 64
     tally = Tally()
-    for run in runs:
+    side_by_side(UNIT, selection == "all", tally)
+    for run in others:
         execute(run, selection == "all", tally)
     print()
     print("\n".join(tally.lines))

@@ -1,4 +1,4 @@
-"""The chunked functions: exact derivatives, any chunk size, any dtype, under the compiler, once differentiable."""
+"""The chunked functions: exact derivatives, any chunk size, any dtype, once differentiable."""
 
 from __future__ import annotations
 
@@ -215,31 +215,6 @@ def test_a_second_derivative_is_refused() -> None:
     first = torch.autograd.grad(gathered, x["logits"], create_graph=True)[0]
     with pytest.raises(RuntimeError, match="no second derivative"):
         first.sum().backward()
-
-
-def test_the_compiler_takes_the_whole_loss_as_one_graph() -> None:
-    x = _inputs()
-    mask = torch.ones(1, ROWS)
-
-    def loss(hidden: Tensor, weight: Tensor) -> Tensor:
-        result = core.linear_topk_divergence(
-            2 * hidden, weight, x["ids"], x["teacher"], "reverse_kl", labels=x["labels"], chunk_rows=2
-        )
-        sampled = core.sampled_kl(result.sampled_logprobs, x["teacher"][:, 0], "k3", straight_through=True)
-        policy, _ = core.policy_loss("vanilla", sampled[None], sampled[None], x["teacher"][None, :, 1], mask)
-        return core.aggregate(policy + result.divergence, mask, "token-mean")
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    for function in (compiled, loss):
-        for name in ("hidden", "weight"):
-            x[name].grad = None
-        value = function(x["hidden"], x["weight"])
-        value.backward()
-        gradients = [x["hidden"].grad.clone(), x["weight"].grad.clone()]
-        if function is compiled:
-            expected = [value.detach(), *gradients]
-    for ours, theirs in zip([value.detach(), *gradients], expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("bad", [-1, VOCABULARY])

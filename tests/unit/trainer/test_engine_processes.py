@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -73,25 +72,6 @@ def test_a_killed_supervisor_takes_the_server_along(tmp_path: Path) -> None:
     until(lambda: all_gone([server]))
     kill_group(process.pid)  # what the owner does when it stops: the rest of the group has the same leader
     until(lambda: all_gone([child]))
-
-
-def test_nothing_survives_an_owner_that_is_killed(tmp_path: Path) -> None:
-    program = (
-        "import os, sys, time\nfrom pathlib import Path\n"
-        "from opd_trainer.rollout.engines.processes import EngineProcess\n"
-        f"root = Path({str(tmp_path)!r})\n"
-        f"EngineProcess.launch([sys.executable, '-c', {TREE!r}], os.environ, root / 'engine.log', root / 'engine.pid')\n"
-        "time.sleep(600)\n"
-    )
-    owner = subprocess.Popen([sys.executable, "-c", program])
-    log = tmp_path / "engine.log"
-    try:
-        until(lambda: log.exists() and "pids" in log.read_text())
-        pids = [int(word) for word in log.read_text().split()[1:3]]
-    finally:
-        owner.kill()
-        owner.wait()
-    until(lambda: all_gone(pids))
 
 
 def test_a_server_that_an_earlier_owner_left_is_ended_by_its_recorded_pid(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the two ranks of the distributed tests compute; imported by the spawned processes."""
+"""What the two ranks of the core's distributed tests compute; imported by the forked processes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import WORLD
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from opd_trainer import core
 
+WORLD = 2
 ROWS, VOCABULARY, SET, HIDDEN = 7, 23, 4, 6
 SPLIT = 14  # columns of rank 0; rank 1 has the rest
 
@@ -96,5 +96,5 @@ def sharded_student(rank: int) -> dict[str, Any]:
 
 
 def both(rank: int) -> dict[str, Any]:
-    """One spawn for all distributed checks: starting two processes costs more than what they compute."""
+    """One pair of processes for all distributed checks: to start them costs more than what they compute."""
     return {"vocabulary": split_vocabulary(rank), "student": sharded_student(rank)}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import rank_programs as programs
 import torch
-from ranks import on_two_ranks
+from opd_testing import core_ranks as programs
+from opd_testing.learner import on_two_ranks
 
 
 @pytest.fixture(scope="module")
