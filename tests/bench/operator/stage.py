@@ -37,8 +37,9 @@ class Sizes:
     idle_seconds: float = 120.0
     #: Training of the job whose writes are counted.
     training_seconds: float = 95.0
-    #: Jobs that are created and deleted.
+    #: Jobs that are created and deleted, and how long that may take: a busy machine does not get to the end.
     cycles: int = 10_000
+    cycle_seconds: float = 1000.0
     #: RayJobs for KubeRay, OPDJobs for us.
     ray_jobs: int = 100
     #: Jobs whose passes are profiled.
@@ -47,7 +48,7 @@ class Sizes:
     kwok: int = 200
 
 
-SMALL = Sizes(10, 200, 10, 15.0, 35.0, 300, 10, 5, 10)
+SMALL = Sizes(10, 200, 10, 15.0, 35.0, 300, 100.0, 10, 5, 10)
 
 
 @dataclass(frozen=True)
