@@ -10,6 +10,8 @@ import pytest
 from operator_jobs import eventually
 
 Manifest = dict[str, Any]
+#: etcd takes 1.5 MiB in one request.
+TEMPLATE_BYTES, VARIABLE_BYTES, VARIABLES = 1_200_000, 4_000, 60
 Refuse = Callable[[str], None]
 
 
@@ -87,3 +89,24 @@ async def test_a_status_is_written_without_the_part_that_is_refused(
     assert status["attempts"][0]["endTime"]
     assert "no such status here" in (await job.condition("Progressing"))["message"]
     assert "StatusRefused" in await job.reasons()
+
+
+async def test_an_object_that_etcd_finds_too_large_ends_the_job_and_holds_no_teacher(
+    start_operator: Any, create_job: Any, player: Any
+) -> None:
+    """The student's RayJob holds the template too, and the variables of all pods twice. A dry run does not reach etcd."""
+    container = {"name": "ray-head", "args": ["x" * TEMPLATE_BYTES]}
+    env = [{"name": f"V{number}", "value": "x" * VARIABLE_BYTES} for number in range(VARIABLES)]
+    job = await create_job(runtime={"env": env}, ray={"head": {"template": {"spec": {"containers": [container]}}}})
+    operator = await start_operator()
+    await job.reaches("Failed", seconds=90)
+    failed = await job.condition("Failed")
+    assert failed["reason"] == "InvalidSpec"
+    assert "too large" in failed["message"] or "larger than max" in failed["message"]
+    assert "RayJob math-1" in failed["message"]
+
+    async def no_teacher() -> bool:
+        return not await job.names("apps/v1", "Deployment")
+
+    await eventually("the teacher is freed", no_teacher, state=job.status)
+    assert not [line for line in operator.logs() if line["message"] == "pass failed"]
