@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from opd_api.vocabulary import ConditionType, FailureClass, Reason
-from opd_operator.model import Diagnosis, Observation
+from opd_operator.model import Diagnosis, Kind, Observation
 from opd_operator.plan.accept import accept, corrected, first_visit, refused_writes, start_over
 from opd_operator.plan.check import check_inputs
 from opd_operator.plan.draft import Draft
@@ -28,11 +28,13 @@ WAKE_SLACK_SECONDS = 0.05
 
 
 def plan(observation: Observation, now: datetime, settings: Settings) -> Plan:
-    """What this pass does. Nothing at all for a job that is being deleted or whose namespace is: owner references free its
-    children, and every create would be refused."""
-    if observation.job.deleting or observation.namespace_terminating:
+    """What this pass does. Nothing at all for a job whose namespace is being deleted: owner references free its children, and
+    every create would be refused."""
+    if observation.namespace_terminating:
         return Plan()
     draft = Draft.begin(observation, now, settings)
+    if observation.job.deleting:
+        return _let_go(draft)
     if corrected(draft):
         start_over(draft)
     first_visit(draft)
@@ -42,6 +44,15 @@ def plan(observation: Observation, now: datetime, settings: Settings) -> Plan:
         _forget_starts(draft)
         release(draft)
     return _frozen(draft)
+
+
+def _let_go(draft: Draft) -> Plan:
+    """A job that is deleted and still there waits for somebody's finalizer: owner references act only when it is gone, and
+    until then its pods would hold their accelerators."""
+    for (kind, _), owned in draft.observation.owned.items():
+        if kind in (Kind.DEPLOYMENT, Kind.RAY_JOB, Kind.JOB):
+            draft.remove(owned)
+    return Plan(delete=draft.deletions)
 
 
 def _advance(draft: Draft) -> None:

@@ -290,11 +290,12 @@ def test_teachers_inside_the_learner_need_no_server_and_no_probe() -> None:
     assert world.names("RayJob") == ["math-1"]
 
 
-def test_nothing_is_planned_for_a_job_that_is_being_deleted() -> None:
+def test_nothing_is_made_or_told_for_a_job_that_is_being_deleted() -> None:
     world = World().training()
+    world.vanish("Deployment", "math-teacher-big")
     world.job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     made = world.step()
-    assert (made.delete, made.create, made.status, made.requeue_after) == ((), (), None, None)
+    assert (made.create, made.apply, made.status, made.events, made.requeue_after) == ((), (), None, (), None)
 
 
 def test_findings_of_the_check_reach_the_status_and_stay() -> None:

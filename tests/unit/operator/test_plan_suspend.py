@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from opd_world import World, final, job_document
 
+from opd_operator.planned import Plan
+
 
 def test_a_job_that_is_suspended_from_the_start_creates_nothing() -> None:
     world = World(job_document(suspend=True)).settle()
@@ -175,3 +177,13 @@ def test_an_ended_job_ignores_suspend() -> None:
     world.settle()
     world.edit(suspend=True)
     assert world.settle().phase == "Failed"
+
+
+def test_a_deleted_job_that_a_finalizer_of_somebody_keeps_lets_go_of_everything() -> None:
+    world = World().training()
+    before = world.status
+    world.job["metadata"] |= {"deletionTimestamp": "2026-03-01T12:00:00Z", "finalizers": ["somebody/else"]}
+    world.settle()
+    assert world.names("Deployment") == world.names("RayJob") == world.names("Job") == []
+    assert world.status == before
+    assert world.step() == Plan()
