@@ -361,3 +361,17 @@ def test_a_data_source_without_a_teacher_is_found_in_any_row(claim: Path) -> Non
     assert "'prose'" in only(config_of(claim, teachers=teachers, routing={"map": {"a": "a"}})).message
     routing = {"map": {"a": "a"}, "key": "topic"}
     assert only(config_of(claim, teachers=teachers, routing=routing)).path == "spec.routing.key"
+
+
+def test_a_row_that_would_end_a_training_is_found_behind_the_first_ones(claim: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": f"{n} + {n} = ?"} for n in range(1500)]
+    rows[1400]["prompt"] = "x" * 500
+    write_prompts(claim, rows)
+    found = only(config_of(claim, data={"overlong": "error"}))
+    assert "row 1400 has" in found.message
+    chats: list[dict[str, Any]] = [{"prompt": [{"role": "user", "content": f"{n}"}]} for n in range(1500)]
+    chats[1300]["prompt"] = [{"role": "user", "content": None}]
+    write_prompts(claim, chats)
+    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
+    found = only(config_of(claim, data={"chatTemplate": template}))
+    assert found.message.startswith("row 1300: the chat template refuses a prompt")

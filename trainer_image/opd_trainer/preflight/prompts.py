@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from opd_api.trainer_config import TrainerConfig
-from opd_api.v1alpha1 import RoutingMode
+from opd_api.v1alpha1 import Data, Overlong, RoutingMode
 from opd_api.vocabulary import Reason
 from opd_trainer.errors import TrainerError
 from opd_trainer.preflight.models import visible_here
 from opd_trainer.preflight.report import Found, Report, error, not_checked, of_exception, warning
-from opd_trainer.rollout.columns import column, distinct, empty, garbled
+from opd_trainer.rollout.columns import column, distinct, empty, garbled, longest, odd_messages
 from opd_trainer.rollout.data import Prompt, PromptEncoder, PromptStream, load_records, require_fields, row_at
 from opd_trainer.rollout.filters import build_filter
 from opd_trainer.rollout.rewards import build_reward, needs_answer
@@ -20,6 +20,7 @@ from opd_trainer.rollout.rewards import build_reward, needs_answer
 PROMPT_FIELD = "spec.data.promptField"
 ANSWER_FIELD = "spec.data.answerField"
 SHOWN = 3
+SUSPECTS = 50
 #: Rows that are encoded to see how long they are.
 SCANNED = 1000
 EXCERPT = 160
@@ -133,6 +134,18 @@ def _unrouted(config: TrainerConfig, records: Sequence[dict[str, Any]]) -> list[
     return [make(Reason.DATA_ERROR, "spec.routing.map", message)]
 
 
+def _suspects(records: Sequence[dict[str, Any]], data: Data) -> list[int]:
+    """Rows behind the first ones that would end a training: messages that a template may refuse, and the longest texts where
+    one that is too long is an error."""
+    values = column(records, data.prompt_field)
+    if values is None or len(records) <= SCANNED:
+        return []
+    found = odd_messages(values, SUSPECTS)
+    if data.overlong is Overlong.ERROR:
+        found += longest(values, SUSPECTS)
+    return found
+
+
 def _first_prompts(
     config: TrainerConfig, records: Sequence[dict[str, Any]], tokenizer: Any, report: Report
 ) -> list[Prompt]:
@@ -141,6 +154,8 @@ def _first_prompts(
     try:
         stream = PromptStream(records, PromptEncoder(tokenizer, data.chat_template), data)
         encoded = [stream.encode(row) for row in range(min(len(records), SCANNED))]
+        for row in _suspects(records, data):
+            stream.encode(row)
     except TrainerError as problem:
         report.add([of_exception(problem, path)])
         return []

@@ -73,6 +73,32 @@ def _is_valid(chunk: pa.Array) -> bool:
     return True
 
 
+def odd_messages(values: pa.ChunkedArray, most: int) -> list[int]:
+    """The first rows of chat messages in which one has no role or no content: what a template may refuse."""
+    kind = values.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return []
+    found: list[int] = []
+    start = 0
+    for chunk in values.chunks:
+        messages, parents = pc.list_flatten(chunk), pc.list_parent_indices(chunk)
+        for field in ("role", "content"):
+            if kind.value_type.get_field_index(field) >= 0:
+                rows = pc.unique(pc.filter(parents, pc.is_null(pc.struct_field(messages, field))))
+                found += [start + row for row in rows.slice(0, most).to_pylist()]
+        start += len(chunk)
+    return sorted(set(found))[:most]
+
+
+def longest(values: pa.ChunkedArray, count: int) -> list[int]:
+    """The rows with the longest texts, or none where the values are no texts."""
+    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+        return []
+    lengths = pa.table({"length": pc.fill_null(pc.binary_length(values), 0)})
+    found: list[int] = pc.select_k_unstable(lengths, count, sort_keys=[("length", "descending")]).to_pylist()
+    return found
+
+
 def distinct(values: pa.ChunkedArray) -> list[Any]:
     """Values that occur, in no order. Of objects and lists one: no key of a map is equal to any."""
     nested = pa.types.is_nested(values.type)

@@ -234,7 +234,10 @@ class PromptStream:
                 Reason.FIELD_NOT_FOUND,
                 f"row {self.row_of(ticket)} has no {self._config.prompt_field!r}; fields: {', '.join(sorted(record))}",
             )
-        ids, text = self._encode(value)
+        try:
+            ids, text = self._encode(value)
+        except TrainerError as error:
+            raise data_error(error.failure.reason, f"row {self.row_of(ticket)}: {error.failure.message}") from error
         limit = self._config.max_prompt_tokens
         if len(ids) > limit:
             if self._config.overlong is Overlong.ERROR:
