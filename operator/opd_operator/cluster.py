@@ -32,6 +32,7 @@ PAGE_SIZE = 500
 _JSON = "application/json"
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"
+_ONLY_TRY = {"dryRun": "All", "fieldValidation": "Strict"}
 _METHODS = {
     "get": "GET",
     "list": "GET",
@@ -156,11 +157,11 @@ class Cluster:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     async def create(self, manifest: Manifest, *, fenced: bool = True, dry_run: bool = False) -> Manifest:
-        """POST, or with `dry_run` only the question whether it would be taken. Raises ApiError, with `already_exists` among
-        others."""
+        """POST, or with `dry_run` only the question whether it would be taken as it is: a field that the server does not know
+        and would drop is refused then. Raises ApiError, with `already_exists` among others."""
         resource = resource_of(manifest["apiVersion"], manifest["kind"])
         path = resource.path(manifest["metadata"].get("namespace"))
-        query = {"fieldManager": FIELD_MANAGER} | ({"dryRun": "All"} if dry_run else {})
+        query = {"fieldManager": FIELD_MANAGER} | (_ONLY_TRY if dry_run else {})
         return await self._write(_Call("create", resource, path, query, manifest), fenced)
 
     async def apply(self, manifest: Manifest) -> Manifest:

@@ -63,6 +63,7 @@ async def test_the_rules_about_pods_agree_with_the_api_server(api: Api, namespac
             {"ray": {"workers": {"template": {"spec": {"dnsPolicy": "Nowhere"}}}}},
             ("RayJob", "dnsPolicy"),
         ),
+        ({"ray": {"head": {"template": {"spec": {"nodeNaame": "x"}}}}}, ("RayJob", "unknown field", "nodeNaame")),
         (
             {"runtime": {"securityContext": {"runAsUser": -1}}},
             ("securityContext.runAsUser",),
@@ -72,7 +73,7 @@ async def test_the_rules_about_pods_agree_with_the_api_server(api: Api, namespac
             ("NetworkPolicy", "ipBlock.cidr"),
         ),
     ],
-    ids=["head", "workers", "all pods", "network policy"],
+    ids=["head", "workers", "typo", "all pods", "network policy"],
 )
 async def test_what_only_the_api_server_knows_fails_the_job_before_anything_is_made(
     start_operator: Any, create_job: Any, section: Manifest, named: tuple[str, ...]
