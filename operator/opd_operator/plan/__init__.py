@@ -10,7 +10,7 @@ from datetime import datetime
 
 from opd_api.vocabulary import ConditionType, FailureClass, Reason
 from opd_operator.model import Diagnosis, Kind, Observation
-from opd_operator.plan.accept import accept, corrected, first_visit, refused_writes, start_over
+from opd_operator.plan.accept import RETRY_WRITE_SECONDS, accept, corrected, first_visit, refused_writes, start_over
 from opd_operator.plan.check import check_inputs
 from opd_operator.plan.draft import Draft
 from opd_operator.plan.events import changes
@@ -43,6 +43,8 @@ def plan(observation: Observation, now: datetime, settings: Settings) -> Plan:
     if _ended(draft):
         _forget_starts(draft)
         release(draft)
+        if draft.observation.problems:  # a delete was refused, and nothing else will happen to the job
+            draft.passed(draft.now, RETRY_WRITE_SECONDS)
     return _frozen(draft)
 
 
@@ -52,7 +54,8 @@ def _let_go(draft: Draft) -> Plan:
     for (kind, _), owned in draft.observation.owned.items():
         if kind in (Kind.DEPLOYMENT, Kind.RAY_JOB, Kind.JOB):
             draft.remove(owned)
-    return Plan(delete=draft.deletions)
+    again = RETRY_WRITE_SECONDS if draft.observation.problems else None
+    return Plan(delete=draft.deletions, requeue_after=again)
 
 
 def _advance(draft: Draft) -> None:

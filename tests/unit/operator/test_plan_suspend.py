@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from opd_world import World, final, job_document
 
+from opd_operator.model import ObjectRef, WriteProblem, WriteProblemKind
 from opd_operator.planned import Plan
 
 
@@ -187,3 +188,19 @@ def test_a_deleted_job_that_a_finalizer_of_somebody_keeps_lets_go_of_everything(
     assert world.names("Deployment") == world.names("RayJob") == world.names("Job") == []
     assert world.status == before
     assert world.step() == Plan()
+
+
+@pytest.mark.parametrize("way", ["ended", "deleted"])
+def test_a_delete_that_is_refused_is_tried_again_though_nothing_else_happens(way: str) -> None:
+    world = World().training()
+    if way == "ended":
+        world.final("Failed", failureClass="Config", reason="ConfigError")
+        world.step()
+        world.step()
+    else:
+        world.job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
+    refused = WriteProblem(ObjectRef("apps/v1", "Deployment", "team", "math-teacher-big"), WriteProblemKind.FORBIDDEN)
+    world.memory = world.memory.with_problems((refused,))
+    made = world.step()
+    assert made.requeue_after is not None
+    assert made.requeue_after <= 16
