@@ -5,7 +5,8 @@ state in annotations, no finalizers, no timers, no indices, no events. Two thing
 
 - Deletions that happen before or while kopf lists a kind are never reported, so a list of ours follows each of its lists once
   its watch is open, and a full list of every kind every few minutes. The first one fills the cache and makes the operator
-  ready.
+  ready. So kopf's lists are needed for their version alone: with their items it would hold every object once more, untrimmed
+  and with a task for each.
 - Its runtime ends with the first unexpected error, and stops every task of the loop it runs in. So it gets a thread and a
   loop of its own, is started again after a pause, and hands events over with call_soon_threadsafe.
 """
@@ -32,7 +33,7 @@ from opd_operator.metrics import Metrics
 from opd_operator.model import Kind, Manifest
 from opd_operator.resources import CHILDREN, OPDJOB, WATCHED, Resource
 from opd_operator.settings import Settings
-from opd_operator.watch_ages import Pulse, WatchAges, watch_name
+from opd_operator.watch_ages import Pulse, WatchAges, version_of, watch_name
 from opd_operator.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -345,7 +346,8 @@ class _KopfThread:
         # Bookmarks come every minute: a connection that is silent for longer is dead, and is given up well before it counts
         # as stale.
         settings.watching.inactivity_timeout = min(90.0, self._settings.watch_stale_seconds / 2)
-        settings.watching.chunk_size = 500
+        # Of its lists kopf gets the version only (see watch_ages.version_of), so the API server need not send more than one item.
+        settings.watching.chunk_size = 1
         settings.networking.request_timeout = self._settings.api_timeout_seconds
         settings.networking.error_backoffs = [1, 1, 2, 3, 5, 8]
         settings.queueing.idle_timeout = 1.0
@@ -368,7 +370,7 @@ class _KopfThread:
     async def _middleware(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Authenticates every request with the current token, counts it, and takes the pulse of watches."""
+        """Authenticates every request with the current token, counts it, takes the pulse of watches, and empties lists."""
         request.headers.update(await self._cluster.authorization())
         watches = request.url.query.get("watch") == "true"
         name = watch_name(request.url.path)
@@ -387,4 +389,6 @@ class _KopfThread:
                 self._relisted(name.partition("@")[0])
         elif name is not None:
             self._listed.add(name)
+            if response.status == 200:
+                response._body = version_of(await response.read())
         return response

@@ -4,6 +4,7 @@ kopf keeps to itself: so bytes are counted where they arrive, in the HTTP sessio
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -45,6 +46,13 @@ def watch_name(path: str) -> str | None:
     if len(inner) == 3 and inner[0] == "namespaces":
         return f"{inner[2]}@{inner[1]}"
     return inner[0] if len(inner) == 1 else None
+
+
+def version_of(listed: bytes) -> bytes:
+    """A list (JSON) without its items and without the token for more of them: a watch can start where it ends."""
+    body = json.loads(listed)
+    version = (body.get("metadata") or {}).get("resourceVersion", "")
+    return json.dumps({**body, "metadata": {"resourceVersion": version}, "items": []}).encode()
 
 
 class Pulse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from opd_operator.metrics import Metrics
 from opd_operator.model import Kind
 from opd_operator.resources import CHILDREN, OPDJOB, Resource
 from opd_operator.settings import Settings
-from opd_operator.watch_ages import Pulse, WatchAges, watch_name
+from opd_operator.watch_ages import Pulse, WatchAges, version_of, watch_name
 from opd_operator.workqueue import WorkQueue
 
 Manifest = dict[str, Any]
@@ -283,6 +284,13 @@ async def test_bytes_are_counted_where_they_arrive_and_passed_on() -> None:
     assert len(beats) == 2
     assert pulse.exception() == "own"
     assert hasattr(aiohttp.StreamReader, "iter_chunked"), "kopf reads watches through it"
+
+
+def test_kopf_gets_the_version_of_a_list_and_neither_its_items_nor_the_way_to_more() -> None:
+    metadata = {"resourceVersion": "17", "continue": "token", "remainingItemCount": 4999}
+    listed = {"apiVersion": "v1", "kind": "PodList", "metadata": metadata, "items": [{"metadata": {"name": "a"}}]}
+    emptied = json.loads(version_of(json.dumps(listed).encode()))
+    assert emptied == {"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "17"}, "items": []}
 
 
 @pytest.mark.parametrize(
