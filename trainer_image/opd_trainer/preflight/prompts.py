@@ -45,7 +45,7 @@ def check_data(config: TrainerConfig, tokenizer: Any, report: Report) -> list[Pr
     if records is None:
         return []
     report.say(f"        ok  spec.data.source: {data.source}, {len(records)} rows")
-    findings = _missing_fields(config, records)
+    findings = _missing_fields(config, records, data.source)
     findings += _unrouted(config, records)
     report.add(findings)
     unusable = any(item.reason is Reason.FIELD_NOT_FOUND or item.path == PROMPT_FIELD for item in findings)
@@ -62,7 +62,7 @@ def check_evaluation(config: TrainerConfig, report: Report) -> None:
     path = "spec.training.evaluation.source"
     records = _records(config, evaluation.source, path, report)
     if records is not None:
-        report.add(_missing_fields(config, records))
+        report.add(_missing_fields(config, records, evaluation.source))
         report.say(f"        ok  {path}: {evaluation.source}, {len(records)} rows")
 
 
@@ -78,7 +78,7 @@ def _records(config: TrainerConfig, source: str, path: str, report: Report) -> S
         return None
 
 
-def _missing_fields(config: TrainerConfig, records: Sequence[dict[str, Any]]) -> list[Found]:
+def _missing_fields(config: TrainerConfig, records: Sequence[dict[str, Any]], source: str) -> list[Found]:
     data = config.data
     wanted = {PROMPT_FIELD: data.prompt_field}
     if needs_answer(config.task.reward):
@@ -92,23 +92,23 @@ def _missing_fields(config: TrainerConfig, records: Sequence[dict[str, Any]]) ->
         except TrainerError as problem:
             found.append(of_exception(problem, path))
             continue
-        found += _gaps(records, path, name)
+        found += _gaps(records, path, name, source)
     return found
 
 
-def _gaps(records: Sequence[dict[str, Any]], path: str, name: str) -> list[Found]:
+def _gaps(records: Sequence[dict[str, Any]], path: str, name: str, source: str) -> list[Found]:
     """Rows, all of them looked at, in which a field that is needed is empty or no text."""
     values = column(records, name)
     if values is None:
         return []
     row = garbled(values)
     if row is not None:
-        return [error(Reason.DATA_ERROR, path, f"row {row} is not UTF-8 in {name!r}; correct the file")]
+        return [error(Reason.DATA_ERROR, path, f"row {row} is not UTF-8 in {name!r} of {source}; correct it")]
     gaps = empty(values)
     if gaps is None:
         return []
     others = f" (and {gaps.count - 1} more)" if gaps.count > 1 else ""
-    message = f"row {gaps.first}{others} has nothing in {name!r}; remove it from the file, or fill it"
+    message = f"row {gaps.first}{others} has nothing in {name!r} of {source}; remove or fill it"
     if path == PROMPT_FIELD:
         return [error(Reason.DATA_ERROR, path, message)]
     return [warning(Reason.DATA_ERROR, path, message)] if path == ANSWER_FIELD else []
