@@ -4,7 +4,7 @@ PATH := $(CURDIR)/.venv/bin:$(HOME)/.cache/opd/uv/bin:$(PATH)
 export PATH
 RUN_TESTS := .venv/bin/python tools/dev/run_tests.py
 
-.PHONY: help demo demo-down run-local test test-all test-unit check generate bench bench-core bench-operator chaos env-operator env-trainer
+.PHONY: help demo demo-down run-local test test-all test-unit check generate bench bench-core bench-operator chaos matrix env-operator env-trainer
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "%-16s %s\n", $$1, $$2}'
@@ -43,11 +43,13 @@ check: env-operator env-trainer ## format, lint, types, import contracts, genera
 	.venv/bin/python -m opd_api.generate --check
 	.venv/bin/python tools/chart/values.py --check
 	.venv/bin/python tools/docs/failures.py --check
+	.venv/bin/python tools/docs/matrix.py --check
 	.venv/bin/python tools/dev/file_lengths.py
 
 generate: env-operator ## CRD, chart copy, documentation pages from the models
 	.venv/bin/python -m opd_api.generate
 	.venv/bin/python tools/chart/values.py
+	.venv/bin/python tools/docs/matrix.py --page
 	.venv/bin/python tools/docs/failures.py
 
 bench: bench-core bench-learning bench-operator ## every benchmark with its bars
@@ -64,3 +66,6 @@ bench-operator: env-operator ## the operator on a real API server
 
 chaos: env-operator ## 2,000 random schedules on a real API server; SEED=n plays the round of that seed again
 	.venv/bin/python tests/chaos/run.py $(if $(SEED),--seed $(SEED)) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(LIVES),--lives $(LIVES))
+
+matrix: env-operator env-trainer ## every failure on a real cluster or API server: writes docs/failure-matrix.md
+	.venv/bin/python tools/docs/matrix.py; seen=$$?; .venv/bin/python tools/docs/failures.py; exit $$seen

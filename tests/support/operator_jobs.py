@@ -43,12 +43,17 @@ class Job:
 
     def __init__(self, api: Api, namespace: str, name: str) -> None:
         self.api, self.namespace, self.name = api, namespace, name
+        #: What conditions said whenever somebody looked: `type=status (reason)` -> message, in order.
+        self.told: dict[str, str] = {}
 
     async def manifest(self) -> Manifest | None:
         return await self.api.get("opd.dev/v1alpha1", "OPDJob", self.namespace, self.name)
 
     async def status(self) -> Manifest:
-        return (await self.manifest() or {}).get("status") or {}
+        status: Manifest = (await self.manifest() or {}).get("status") or {}
+        for entry in status.get("conditions") or []:
+            self.told[f"{entry['type']}={entry['status']} ({entry['reason']})"] = entry.get("message", "")
+        return status
 
     async def phase(self) -> str:
         return str((await self.status()).get("phase", ""))

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,12 +17,14 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from opd_failures import FAILURES, GROUPS  # noqa: E402
 from opd_failures.at_api import AT_API, AT_API_TEST  # noqa: E402
+from opd_failures.on_cluster import ON_CLUSTER_TEST  # noqa: E402
 from opd_failures.play import ROUNDS, play  # noqa: E402
 from opd_failures.row import Failure, Shown, Step, Then  # noqa: E402
 
 from opd_api.vocabulary import FailureClass  # noqa: E402
 
 PAGE = ROOT / "docs" / "failures.md"
+SEEN = ROOT / "docs" / "failure-matrix.json"
 COLUMNS = ("what happens", "class", "reason", "told by", "the operator", "attempts", "hint", "left", "shown by")
 TIERS = {
     "tests/unit/operator/": "plan",
@@ -46,7 +50,8 @@ page is stale.
 - **left**: Deployments, Services, RayJobs, unfinished Jobs and pods with accelerators at the end, or while the job waits.
 - **shown by**: *plan* is the run behind this page (`tests/unit/operator/test_failure_table.py`). Beside it: tests on a real
   *API server* (kubelet and KubeRay are played), on the real *cluster* of this repository, of the *trainer* that finds the fault, or
-  with its real *processes*. Where only *plan* stands, nothing else shows it.
+  with its real *processes*. Where only *plan* stands, nothing else shows it. [failure-matrix.md](failure-matrix.md) shows what
+  the cluster and the API server answered.
 """
 
 
@@ -100,7 +105,15 @@ def _tests(failure: Failure) -> tuple[str, ...]:
     """Tests beside the run behind the page."""
     group = next(name for name, rows in GROUPS.items() if failure in rows)
     at_api = (f"{AT_API_TEST}[{group}]",) if failure.id in AT_API else ()
-    return (*at_api, *failure.proofs)
+    on_cluster = (f"{ON_CLUSTER_TEST}[{group}]",) if failure.id in _seen_on_cluster() else ()
+    return (*at_api, *on_cluster, *failure.proofs)
+
+
+@cache
+def _seen_on_cluster() -> frozenset[str]:
+    """Failures that the last `make matrix` saw on the cluster."""
+    rows = json.loads(SEEN.read_text(encoding="utf-8")) if SEEN.exists() else []
+    return frozenset(row["id"] for row in rows if row["where"] == "cluster")
 
 
 def _counted() -> str:

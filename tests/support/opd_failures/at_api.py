@@ -191,6 +191,9 @@ AT_API: dict[str, Played] = {
     "teacher-secret-missing": Played(
         _waits("teacher", "CreateContainerConfigError", 'secret "nope" not found'), SHORT_TEACHER
     ),
+    "teacher-config-map-missing": Played(
+        _waits("teacher", "CreateContainerConfigError", 'configmap "nope" not found'), SHORT_TEACHER
+    ),
     "teacher-crashes": Played(_waits("teacher", "CrashLoopBackOff", "", 5, {"exitCode": 1, "message": "bad argument"})),
     "teacher-oom": Played(_waits("teacher", "CrashLoopBackOff", "", 5, faults.OOM)),
     "teacher-may-not-write": Played(
@@ -204,6 +207,9 @@ AT_API: dict[str, Played] = {
     "student-image-missing": Played(_waits("head", "ErrImagePull", "manifest unknown"), SHORT_START),
     "ray-job-refused": Played(
         {"kuberay": False}, act=_ray(jobDeploymentStatus="ValidationFailed", message="no containers")
+    ),
+    "student-queued": Played(
+        {"kuberay": False}, {"teacherIdleTimeoutSeconds": 3}, act=_ray(jobDeploymentStatus="Suspended", jobStatus="")
     ),
     "student-never-runs": Played({"kuberay": False}, SHORT_START),
     "no-first-heartbeat": Played({"mute": True}, {"heartbeatTimeoutSeconds": 4}),

@@ -152,6 +152,16 @@ def teacher_over_quota(world: World) -> None:
     world.settle()
 
 
+def teacher_unmounted(message: str) -> Fault:
+    def fault(world: World) -> None:
+        pod = teacher_pod(world, **waiting("ContainerCreating"))
+        subject = {"uid": pod["metadata"]["uid"]}
+        world.events.append({"involvedObject": subject, "reason": "FailedMount", "message": message})
+        world.settle()
+
+    return fault
+
+
 def teacher_slow(world: World) -> None:
     teacher_pod(world)
     world.settle()
@@ -170,6 +180,11 @@ def student_over_quota(world: World) -> None:
     cluster = world.ray_starts(world.status["attempt"])
     world.remove_pods(f"math-{world.status['attempt']}-worker")
     cluster["status"]["conditions"] = [{"type": "ReplicaFailure", "status": "True", "message": OVER_QUOTA}]
+    world.settle()
+
+
+def student_queued(world: World) -> None:
+    world.ray(world.status["attempt"], jobDeploymentStatus="Suspended", jobStatus="")
     world.settle()
 
 
@@ -205,6 +220,14 @@ def says(failure_class: str, **more: Any) -> Fault:
         world.settle()
 
     return fault
+
+
+def queue_evicts(world: World) -> None:
+    """A queue suspends the RayJob: KubeRay removes the pods, and no document comes within the grace."""
+    attempt = world.status["attempt"]
+    world.ray(attempt, jobDeploymentStatus="Suspending", jobStatus="RUNNING")
+    world.settle()
+    going("head")(world)
 
 
 def preempted(world: World) -> None:
