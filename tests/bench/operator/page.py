@@ -17,6 +17,8 @@ ROOT = HERE.parents[2]
 RESULTS = HERE / "results"
 PAGE = ROOT / "docs" / "scale.md"
 BARS = ROOT / "tests" / "bench" / "bars.yaml"
+#: Load of a core from which others wait for it. Each case makes about two by itself.
+BUSY = 2.0
 Measured = dict[str, Any]
 
 
@@ -35,18 +37,29 @@ def load() -> dict[str, Measured]:
 def verdicts(cases: dict[str, Measured]) -> str:
     """Every bar."""
     bars = yaml.safe_load(BARS.read_text())["operator"]
-    lines = ["| case | figure | bar | measured | |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| case | figure | bar | measured | | load of the machine |", "| --- | --- | --- | --- | --- | --- |"]
     for case, found in bars.items():
         if case not in cases:
-            lines.append(f"| {case} | | | not measured | |")
+            lines.append(f"| {case} | | | not measured | | |")
             continue
         for verdict in judge(case, cases[case], found):
             word = "at least" if verdict.below else "at most"
             end = "reached" if verdict.reached else "**missed**"
-            lines.append(
-                f"| {case} | {verdict.name.replace('_', ' ')} | {word} {verdict.bar:g} | {verdict.value:.3g} | {end} |"
-            )
+            load = f"{cases[case]['load_average']:g} on {cases[case]['cores']} cores"
+            name = verdict.name.replace("_", " ")
+            lines.append(f"| {case} | {name} | {word} {verdict.bar:g} | {_number(verdict.value)} | {end} | {load} |")
+    busy = [case for case in bars if case in cases and cases[case]["load_average"] > BUSY * cases[case]["cores"]]
+    if busy:
+        lines += [
+            "",
+            f"The machine was busy with other work during {', '.join(busy)}: times and rates of these say nothing",
+        ]
+        lines[-1] += " about the operator, and a run on a free machine is to replace them."
     return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def figures(cases: dict[str, Measured]) -> str:
@@ -54,7 +67,7 @@ def figures(cases: dict[str, Measured]) -> str:
     lines = ["| case | figures |", "| --- | --- |"]
     for case, measured in cases.items():
         plain = [
-            f"{key.replace('_', ' ')} {value:.4g}"
+            f"{key.replace('_', ' ')} {_number(value)}"
             for key, value in measured.items()
             if isinstance(value, int | float) and not isinstance(value, bool)
         ]
