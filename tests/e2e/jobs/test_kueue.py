@@ -131,6 +131,8 @@ def test_a_student_that_the_queue_does_not_admit_waits_and_gives_its_teachers_ba
     assert first["reason"] == "CapacityReleased"
     assert "a queue has not admitted it" in first["message"]
     assert watcher.status().get("retries", 0) == 0, "waiting for the queue was counted as a failure"
+    # Short so far, to show that time in the queue is no time of the start.
+    watcher.patch({"lifecycle": {"preRunningDeadlineSeconds": 600}})
     queue.gives(WHOLE)
     watcher.wait_phase("Succeeded", seconds=2 * START_DEADLINE)
     watcher.wait_free()
