@@ -61,7 +61,6 @@ CLUSTER = (
         "a queue (Kueue) suspends the running RayJob, and no document comes within the grace",
         faults.queue_evicts,
         Reason.PREEMPTED_BY_SCHEDULER,
-        "tests/e2e/jobs/test_kueue.py::test_an_eviction_by_the_queue_costs_no_retry",
     ),
     _lost("head-not-ready", "the Ray head is not ready for a minute", faults.head_not_ready, Reason.RAY_CLUSTER_NOT_READY),
     _lost("heartbeats-stop", "no heartbeat for `heartbeatTimeoutSeconds`", faults.silent, Reason.HEARTBEAT_TIMEOUT),
