@@ -90,7 +90,7 @@ class Reconciler:
                 self._queue.done(key)
             # A pass that finds nothing to do waits for nothing: after a start thousands of them come in a row, and calls of
             # other passes, health checks and the Lease must not wait until the last.
-            # X await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     async def reconcile(self, key: JobKey) -> Execution:
         """One pass. Raises: ApiError, Unreachable, NotLeader when it must be made again later."""
