@@ -127,7 +127,7 @@ async def test_a_foreign_object_is_told_and_left_alone_until_it_is_gone(
     assert untouched["spec"] == foreign["spec"]
     assert "ownerReferences" not in untouched["metadata"]
     await api.delete(foreign)
-    await job.reaches("Succeeded", seconds=90)
+    await job.reaches("Succeeded", seconds=240)
 
 
 async def test_a_job_made_again_under_its_name_starts_from_nothing(
@@ -167,7 +167,7 @@ async def test_another_writer_of_the_status_delays_nothing(
 
     writer = asyncio.create_task(write_for_ever())
     try:
-        await job.reaches("Succeeded", seconds=90)
+        await job.reaches("Succeeded", seconds=240)
         assert not writer.done(), "it wrote all the time"
     finally:
         writer.cancel()
@@ -216,7 +216,7 @@ async def test_an_exceeded_quota_is_named_and_waited_for(
     await eventually("QuotaExceeded", told, state=job.status)
     assert "exceeded quota" in (await job.condition("Progressing"))["message"]
     control_plane.kubectl("-n", namespace, "delete", "quota", "jobs")
-    await job.reaches("Succeeded", seconds=90)
+    await job.reaches("Succeeded", seconds=240)
 
 
 async def test_a_dying_namespace_is_left_in_peace(
