@@ -8,6 +8,7 @@ The unit tiers of both environments run side by side: what one prints comes when
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,8 @@ class Run:
     options: tuple[str, ...] = ()
 
 
-SIDE_BY_SIDE = ("-n", "auto", "--dist", "worksteal")
+#: One worker more than processors: some tests wait for processes.
+SIDE_BY_SIDE = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 UNIT = (
     Run(
         "unit, operator environment",
