@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+#: Of a curve, in the order of its fields.
+AXES = ("steps", "seconds", "cpu_seconds", "reverse_kl", "length")
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -31,6 +34,16 @@ class Curve:
             if after <= level:
                 return x[i - 1] + (x[i] - x[i - 1]) * math.log(before / level) / math.log(before / after)
         return None
+
+
+def mean(curves: Sequence[Curve]) -> Curve:
+    """One curve of several runs that differ in their seed only; point by point."""
+
+    def over(axis: str) -> list[float]:
+        return [sum(values) / len(curves) for values in zip(*(getattr(curve, axis) for curve in curves), strict=True)]
+
+    first = curves[0]
+    return Curve(first.side, first.learning_rate, *(over(axis) for axis in AXES))
 
 
 def best(curves: Sequence[Curve], share: float, clock: str) -> Curve | None:

@@ -61,7 +61,7 @@ class Engine:
 
     def _load(self, weights: Path, version: int) -> Generator:
         sampling = self._config.rollout.sampling
-        model = load_student(weights, dtype="fp32", device="cpu", trust_remote_code=False)
+        model = load_student(weights, dtype=self._config.training.dtype.value, device="cpu", trust_remote_code=False)
         decoder = Decoder(
             model,
             settings=SamplingSettings(sampling.temperature, sampling.top_p, sampling.top_k),

@@ -29,13 +29,13 @@ from opd_trainer.storage import RunDirectory
 
 def configuration(options: dict[str, Any], folders: Folders, scratch: Path, port: int | None) -> TrainerConfig:
     """The trainer's configuration of a manifest. Raises ValueError when the API would refuse it."""
-    backend = options["job"].get("backend", "transformers")
+    backend, dtype = options["job"].get("backend", "transformers"), options["dtype"]
     spec = {
         "runtime": {"device": "cpu"},
         "storage": {"claimName": "claim"},
         "student": {"model": {"source": str(folders.student_of(options["student"])), "dtype": "fp32"}},
         "teachers": [
-            {"name": "teacher", "backend": backend, "model": {"source": str(folders.teacher), "dtype": "fp32"}}
+            {"name": "teacher", "backend": backend, "model": {"source": str(folders.teacher), "dtype": dtype}}
         ],
         "distillation": options["job"]["distillation"],
         "data": {"source": str(folders.prompts), "maxPromptTokens": PROMPT_TOKENS, "shuffle": False},
@@ -43,13 +43,12 @@ def configuration(options: dict[str, Any], folders: Folders, scratch: Path, port
         "training": {
             "steps": options["steps"],
             "promptsPerStep": options["prompts_per_step"],
-            "updatesPerStep": options.get("updates_per_step", 1),
             "learningRate": options["learning_rate"],
             "betas": list(OPTIMIZER["betas"]),
             "weightDecay": OPTIMIZER["weight_decay"],
             "gradClip": OPTIMIZER["clip"],
-            "dtype": "fp32",
-            "seed": SEED,
+            "dtype": dtype,
+            "seed": options.get("seed", SEED),
             "activationCheckpointing": False,
             "maxTokensPerMicroBatch": 4096,
         },

@@ -1,6 +1,7 @@
-"""Reverse KL from outside both trainers, in plain torch: `outside.py '{"students": …, "teacher": …, "prompts": …, "out": …}'`.
+"""Reverse KL from outside both trainers, in plain torch.
 
-KL(student ‖ teacher) over the full vocabulary, in nats a token, on answers that the student samples to held-out prompts.
+`outside.py '{"students": …, "teacher": …, "prompts": …, "held_out": …, "out": …}'`:
+KL(student ‖ teacher) over the full vocabulary, in nats a token, on answers that the student samples to the first `held_out` prompts.
 Writes as JSON for each student, by its name: the mean, its standard error over the prompts, and the mean answer length.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recipe import ANSWER_TOKENS, HELD_OUT, SEED
+from recipe import ANSWER_TOKENS, SEED
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -68,7 +69,7 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     tokenizer = AutoTokenizer.from_pretrained(options["teacher"])
     teacher = AutoModelForCausalLM.from_pretrained(options["teacher"], dtype=torch.float32).eval()
-    lines = Path(options["prompts"]).read_text().splitlines()[:HELD_OUT]
+    lines = Path(options["prompts"]).read_text().splitlines()[: options["held_out"]]
     conversations = [json.loads(line)["prompt"] for line in lines]
     measured = {}
     for name, folder in options["students"].items():

@@ -1,6 +1,6 @@
 """One run of TRL's DistillationTrainer: `peer_trl.py '[{"learning_rate": …, "beta": …, "steps": …, "out": …}]'`.
 
-On-policy (the trainer has no other way), full vocabulary, in float32 like ours, without activation checkpointing, with the
+On-policy (the trainer has no other way), full vocabulary, without activation checkpointing, with the
 same optimizer and clip. Writes steps.jsonl and kept weights under `out`; saving stops the clocks (bench environment).
 """
 
@@ -49,6 +49,7 @@ class StepClock(TrainerCallback):
 
 def main() -> None:
     [options] = json.loads(sys.argv[1])
+    bf16 = options["dtype"] == "bf16"
     folders, out = Folders(Path(options["data"])), Path(options["out"])
     shutil.rmtree(out, ignore_errors=True)
     records = [json.loads(line) for line in folders.prompts.read_text().splitlines()]
@@ -66,9 +67,9 @@ def main() -> None:
         lr_scheduler_type="constant",
         shuffle_dataset=False,
         gradient_checkpointing=False,
-        bf16=False,
+        bf16=bf16,
         use_cpu=True,
-        seed=SEED,
+        seed=options.get("seed", SEED),
         save_strategy="no",
         logging_steps=1,
         report_to="none",
@@ -76,9 +77,12 @@ def main() -> None:
         dataloader_pin_memory=False,
     )
     clock = StepClock(out / "weights", options["every"], options["steps"])
+    student = AutoModelForCausalLM.from_pretrained(folders.student_of(options["student"]), dtype=torch.float32)
     trainer = DistillationTrainer(
-        model=AutoModelForCausalLM.from_pretrained(folders.student_of(options["student"]), dtype=torch.float32),
-        teacher_model=AutoModelForCausalLM.from_pretrained(folders.teacher, dtype=torch.float32),
+        model=student,
+        teacher_model=AutoModelForCausalLM.from_pretrained(
+            folders.teacher, dtype=torch.bfloat16 if bf16 else torch.float32
+        ),
         args=arguments,
         train_dataset=Dataset.from_list([{"prompt": record["prompt"]} for record in records]),
         processing_class=AutoTokenizer.from_pretrained(folders.student_of(options["student"]), padding_side="left"),

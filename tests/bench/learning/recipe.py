@@ -32,8 +32,9 @@ HELD_OUT = 20
 #: AdamW and the clip on both sides.
 OPTIMIZER = {"betas": (0.9, 0.95), "weight_decay": 0.0, "clip": 1.0}
 SEED = 7
-#: Noise of the student `noisier`, in standard deviations of each matrix; the quickstart's has 0.1.
-NOISE = 0.2
+#: The student `pruned`: four of the teacher's 30 layers are gone, and noise in standard deviations of each matrix is added.
+DROPPED_LAYERS = (8, 12, 16, 20)
+NOISE = 0.11
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Folders:
         return self.data / "models/teacher"
 
     def student_of(self, name: str) -> Path:
-        """`student`: the quickstart's, with noise on every matrix. `noisier`: with NOISE."""
+        """`student`: the quickstart's, with noise on every matrix. `pruned`: see damage.py."""
         return self.data / "models" / name
 
     @property
@@ -66,7 +67,7 @@ def prepare(data: Path) -> Folders:
     subprocess.run([str(OURS_PYTHON), str(ROOT / "examples/quickstart/prepare.py"), str(data)], check=True)
     if not folders.prompts.exists():
         subprocess.run([str(OURS_PYTHON), str(HERE / "shuffle_prompts.py"), str(data)], check=True)
-    if not folders.student_of("noisier").exists():
+    if not folders.student_of("pruned").exists():
         subprocess.run([str(OURS_PYTHON), str(HERE / "damage.py"), str(data)], check=True)
     return folders
 
@@ -96,12 +97,15 @@ def run(python: Path, script: str, options: Any, *, threads: int) -> None:
     sys.stderr.write("".join(f"    {line}\n" for line in done.stdout.splitlines()))
 
 
-def seen_from_outside(folders: Folders, students: dict[str, Path], out: Path, *, threads: int) -> dict[str, Any]:
-    """Name -> what outside.py measures of the weights in a folder."""
+def seen_from_outside(
+    folders: Folders, students: dict[str, Path], out: Path, *, threads: int, held_out: int = HELD_OUT
+) -> dict[str, Any]:
+    """Name -> what outside.py measures of the weights in a folder, on the first `held_out` prompts."""
     options = {
         "students": {name: str(folder) for name, folder in students.items()},
         "teacher": str(folders.teacher),
         "prompts": str(folders.held_out),
+        "held_out": held_out,
         "out": str(out),
     }
     run(OURS_PYTHON, "outside.py", options, threads=threads)

@@ -41,6 +41,7 @@ def options_of(name: str, folders: recipe.Folders, work: Path) -> dict[str, Any]
         "every": STEPS,
         "prompts_per_step": PROMPTS_PER_STEP,
         "student": "student",
+        "dtype": "fp32",
         "data": str(folders.data),
         "out": str(work / "signals" / name.replace(" ", "-")),
     }

@@ -81,3 +81,12 @@ def test_a_signal_that_does_not_learn_is_named(bars: ModuleType, after: float, m
         "after": {"reverse_kl": after, "standard_error": 0.05},
     }
     assert len(bars.check_signals([row], {"of_start": 1.0})) == missed
+
+
+def test_runs_that_differ_in_their_seed_become_one_curve(bars: ModuleType) -> None:
+    one = bars.mean([_curve(bars, [4.0, 2.0], seconds=10), _curve(bars, [4.0, 1.0], seconds=30, length=10.0)])
+    assert one.reverse_kl == [4.0, 1.5]
+    assert one.seconds == [0.0, 20.0]
+    assert one.cpu_seconds == [0.0, 40.0]
+    assert one.length == [20.0, 15.0]
+    assert (one.side, one.learning_rate) == ("side", 1e-4)
