@@ -19,10 +19,13 @@ from operator_api import Api
 
 from opd_chaos.clock import Clock
 from opd_chaos.record import Entry
+from opd_operator.errors import ApiError, Unreachable
 from opd_operator.resources import RESOURCES, Resource
 
 Manifest = dict[str, Any]
 JOB_LABEL = "opd.dev/job"
+#: Until a type that was just installed is served.
+SERVED_SECONDS = 60.0
 _REPLICA_SET = Resource("apps", "v1", "replicasets", "ReplicaSet")
 #: Everything that a job may own, and what stands between it and its pods.
 OBSERVED = (
@@ -67,12 +70,20 @@ class Observer:
         """Watches while the block runs."""
         connector = aiohttp.TCPConnector(ssl=self._api.cluster.ssl_context, limit=0)
         async with aiohttp.ClientSession(connector=connector, read_bufsize=2**20) as session:
+            await asyncio.gather(*(self._list(resource) for resource in OBSERVED))
             tasks = [asyncio.create_task(self._follow(session, resource)) for resource in OBSERVED]
             tasks.append(asyncio.create_task(self.clock.run()))
+            # Who is blind sees violations everywhere: nothing goes on without one of the watches.
+            playing = asyncio.current_task()
+            assert playing is not None
+            for task in tasks:
+                task.add_done_callback(lambda ended: ended.cancelled() or playing.cancel())
             try:
                 yield self
-                broken = [task for task in tasks if task.done()]
-                assert not broken, f"a watch of the observer ended: {broken}"
+            except asyncio.CancelledError as cancelled:
+                if broken := [task for task in tasks if task.done()]:
+                    raise AssertionError(f"a watch of the observer ended: {broken}") from cancelled
+                raise
             finally:
                 for task in tasks:
                     task.cancel()
@@ -102,16 +113,25 @@ class Observer:
         for key in [key for key in self.present if key[0] == namespace]:
             del self.present[key]
 
+    async def _list(self, resource: Resource) -> None:
+        """The first look. A type that was just installed is served a moment later."""
+        deadline = time.monotonic() + SERVED_SECONDS
+        while True:
+            try:
+                async for items, version in self._api.cluster.list_pages(
+                    resource, None, label_selector=self._selector(resource)
+                ):
+                    for item in items:
+                        self._take(resource, "ADDED", item)
+                    self._versions[resource] = version
+                return
+            except (ApiError, Unreachable):
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(0.2)
+
     async def _follow(self, session: aiohttp.ClientSession, resource: Resource) -> None:
-        """Lists once, then watches from the last version that was seen: nothing is missed."""
-        version = ""
-        async for items, list_version in self._api.cluster.list_pages(
-            resource, None, label_selector=self._selector(resource)
-        ):
-            for item in items:
-                self._take(resource, "ADDED", item)
-            version = list_version
-        self._versions[resource] = version
+        """Watches from the last version that was seen: nothing is missed."""
         while True:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
                 await self._watch(session, resource)
