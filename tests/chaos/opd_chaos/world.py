@@ -70,7 +70,8 @@ class World:
 
     def age(self, found: Manifest, what: str = "") -> float:
         """Seconds since this world first asked for it."""
-        return time.monotonic() - self._since.setdefault(found["metadata"]["uid"] + what, time.monotonic())
+        at = time.monotonic()  # once: a clock read twice made every pod younger than 0, and for a moment without room
+        return at - self._since.setdefault(found["metadata"]["uid"] + what, at)
 
     def once(self, found: Manifest, what: str, seconds: float = 3.0) -> bool:
         """True when a write has not been tried in the last seconds: the watch tells of it a little later."""
