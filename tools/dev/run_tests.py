@@ -15,7 +15,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -39,7 +39,7 @@ class Run:
 
 
 #: One worker more than processors: some tests wait for processes.
-SIDE_BY_SIDE = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
+WORKERS = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
 UNIT = (
     Run(
         "unit, operator environment",
@@ -53,7 +53,7 @@ UNIT = (
             "tests/unit/docs",
         ),
     ),
-    Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer"), options=SIDE_BY_SIDE),
+    Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer"), options=WORKERS),
 )
 INTEGRATION = (
     Run("integration, operator environment", OPERATOR, ("tests/integration/cluster", "tests/integration/operator")),
@@ -71,20 +71,31 @@ class Tally:
     skipped: int = 0
     lines: list[str] = field(default_factory=list)
 
+    def add(self, other: Tally) -> None:
+        """Take over another's counts."""
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        self.lines += other.lines
+
 
 def side_by_side(runs: Sequence[Run], everything: bool, tally: Tally) -> None:
     """Runs that share nothing, at once. The last one is seen while it runs, the others when all have ended."""
-    *quiet, seen = runs
-    with ThreadPoolExecutor(len(runs)) as pool, tempfile.TemporaryDirectory() as scratch:
-        files = [(Path(scratch) / str(index)).open("w+") for index in range(len(quiet))]
-        for run, file in zip(quiet, files, strict=True):
-            pool.submit(execute, run, everything, tally, file)
-        pool.submit(execute, seen, everything, tally)
-        pool.shutdown()
-        for run, file in zip(quiet, files, strict=True):
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(len(runs)) as pool:
+        files = [(Path(scratch) / str(index)).open("w+") for index in range(len(runs) - 1)]
+        own = [Tally() for _ in runs]
+        started = [
+            pool.submit(execute, run, everything, its, file)
+            for run, its, file in zip(runs, own, [*files, None], strict=True)
+        ]
+        wait(started)
+        for run, file in zip(runs, files, strict=False):
             file.seek(0)
             print(f"\n=== {run.name}\n{file.read()}", flush=True)
             file.close()
+        for done, its in zip(started, own, strict=True):
+            done.result()  # what could not even start must not look green
+            tally.add(its)
 
 
 def execute(run: Run, everything: bool, tally: Tally, output: IO[str] | None = None) -> None:

@@ -121,7 +121,7 @@ TEACHERS = {
     ),
     "teacher-crashes": Staged(_teacher(told(serve={"says": LAST_LINES, "exit": 3}))),
     "teacher-oom": Staged(_teacher(told(serve={"eats": True}), **template("teacher", **limited("48Mi")))),
-    "teacher-may-not-write": Staged(_teacher(told(serve={"writes": "/root/cache"}))),
+    "teacher-may-not-write": Staged(_teacher(told(serve={"writes": "/opt/cache"}))),
     "teacher-late": Staged(_teacher(told(serve={"lasts": True}))),
 }
 
