@@ -21,7 +21,7 @@ from opd_api.trainer_config import TrainerConfig
 from opd_api.vocabulary import ExitCode, FailureClass, Outcome, Reason
 from opd_trainer.preflight import probe as probe_module
 from opd_trainer.preflight.probe import probe_teachers, run_probe
-from opd_trainer.preflight.probe_sequences import full_length_query, probe_queries
+from opd_trainer.preflight.probe_sequences import full_length_query, probe_queries, read_sequences
 from opd_trainer.preflight.report import Found, Report
 from opd_trainer.teachers import client as client_module
 from opd_trainer.teachers.scoring import TeacherModel
@@ -221,15 +221,16 @@ async def test_each_sequence_is_scored_twice_in_a_row_and_once_with_all_others(r
 
 def test_the_sequences_are_the_jobs_own_prompts_and_one_has_full_length(root: Path, student: Path) -> None:
     config = config_for(root, student, ["http://127.0.0.1:1"])
-    queries = probe_queries(config, VOCABULARY)
+    sequences = read_sequences(config)
+    queries = probe_queries(config, sequences, VOCABULARY)
     assert len(queries) == config.preflight.samples
     assert len({query.input_ids.tobytes() for query in queries}) == len(queries)
-    assert full_length_query(config, VOCABULARY).tokens == 64 + 32
+    assert full_length_query(config, sequences, VOCABULARY).tokens == 64 + 32
 
 
 def test_data_that_cannot_be_read_does_not_keep_a_teacher_from_being_probed(root: Path, student: Path) -> None:
     (root / "prompts.jsonl").unlink()
-    assert len(probe_queries(config_for(root, student, ["http://127.0.0.1:1"]), VOCABULARY)) == 4
+    assert len(read_sequences(config_for(root, student, ["http://127.0.0.1:1"]))) == 4
 
 
 def test_the_command_ends_with_the_teachers_exit_code_and_document(root: Path, student: Path) -> None:

@@ -20,7 +20,7 @@ from opd_api.trainer_config import TrainerConfig
 from opd_api.v1alpha1 import TeacherBackend
 from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.errors import TrainerError
-from opd_trainer.preflight.probe_sequences import full_length_query, probe_queries
+from opd_trainer.preflight.probe_sequences import Sequences, full_length_query, probe_queries, read_sequences
 from opd_trainer.preflight.report import Found, Report, error, finish, of_exception, read_config
 from opd_trainer.teachers.client import TeacherClient
 from opd_trainer.teachers.faults import Fault, FaultKind
@@ -63,7 +63,10 @@ async def probe_teachers(config: TrainerConfig, report: Report) -> None:
     pool = TeacherPool(config)
     await pool.start()
     try:
-        found = await asyncio.gather(*(_probe_teacher(config, client, report) for client in pool.clients.values()))
+        sequences = await asyncio.to_thread(read_sequences, config) if pool.clients else []
+        found = await asyncio.gather(
+            *(_probe_teacher(config, client, sequences, report) for client in pool.clients.values())
+        )
     finally:
         await pool.stop()
     for findings in found:
@@ -73,16 +76,17 @@ async def probe_teachers(config: TrainerConfig, report: Report) -> None:
         report.say(f"            {', '.join(inprocess)}: in process, nothing to probe")
 
 
-async def _probe_teacher(config: TrainerConfig, client: TeacherClient, report: Report) -> list[Found]:
+async def _probe_teacher(
+    config: TrainerConfig, client: TeacherClient, sequences: Sequences, report: Report
+) -> list[Found]:
     path = _path(config, client)
     if not client.replicas:
         return [_bad(Reason.TEACHER_UNREACHABLE, path, f"{', '.join(client.address.urls)} does not resolve", client)]
-    queries = await asyncio.to_thread(probe_queries, config, client.facts.vocabulary)
     found: list[Found] = []
     scores: list[ReplicaScores] = []
     for replica in client.replicas:
         try:
-            scores.append(await _probe_replica(config, client, replica, queries))
+            scores.append(await _probe_replica(config, client, replica, sequences))
         except Fault as fault:
             found.append(_of_fault(fault, path, replica.endpoint.url, client))
     for item in scores:
@@ -96,9 +100,10 @@ async def _probe_teacher(config: TrainerConfig, client: TeacherClient, report: R
 
 
 async def _probe_replica(
-    config: TrainerConfig, client: TeacherClient, replica: Replica, queries: Sequence[ScoreQuery]
+    config: TrainerConfig, client: TeacherClient, replica: Replica, sequences: Sequences
 ) -> ReplicaScores:
     """Raises Fault with what is wrong."""
+    queries = probe_queries(config, sequences, client.facts.vocabulary)
     await _reach(client, replica)
     await _check_served(client, replica)
     scores, started = ReplicaScores(replica.endpoint.url), time.monotonic()
@@ -108,7 +113,7 @@ async def _probe_replica(
     scores.rounds.append([answer.sampled for answer in together])
     scores.seconds = time.monotonic() - started
     if config.preflight.check_context_length:
-        await _check_context(config, client, replica)
+        await _check_context(client, replica, full_length_query(config, sequences, client.facts.vocabulary))
     return scores
 
 
@@ -142,8 +147,7 @@ async def _check_served(client: TeacherClient, replica: Replica) -> None:
         raise Fault(FaultKind.TEACHER, f"it serves {', '.join(served) or 'nothing that it names'} instead of {wanted}")
 
 
-async def _check_context(config: TrainerConfig, client: TeacherClient, replica: Replica) -> None:
-    query = full_length_query(config, client.facts.vocabulary)
+async def _check_context(client: TeacherClient, replica: Replica, query: ScoreQuery) -> None:
     try:
         await client.score_at(replica, query)
     except Fault as fault:

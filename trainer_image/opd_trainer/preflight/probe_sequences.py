@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,16 +22,20 @@ FILLER = (
 MIN_TOKENS = 32
 
 
-def probe_queries(config: TrainerConfig, vocabulary: int | None) -> list[ScoreQuery]:
-    """`preflight.samples` queries that ask for what the job's token selection will ask for."""
+#: Token ids of the prompts that every teacher of a job is probed with, each [at least MIN_TOKENS].
+Sequences = Sequence[NDArray[np.int32]]
+
+
+def probe_queries(config: TrainerConfig, sequences: Sequences, vocabulary: int | None) -> list[ScoreQuery]:
+    """One query per sequence that asks for what the job's token selection will ask for."""
     limit = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    return [_query(config, ids[:limit], vocabulary) for ids in _sequences(config)]
+    return [_query(config, ids[:limit], vocabulary) for ids in sequences]
 
 
-def full_length_query(config: TrainerConfig, vocabulary: int | None) -> ScoreQuery:
+def full_length_query(config: TrainerConfig, sequences: Sequences, vocabulary: int | None) -> ScoreQuery:
     """One sequence of the greatest length that the job can produce; only the sampled tokens are asked for."""
     length = config.data.max_prompt_tokens + config.rollout.max_response_tokens
-    ids = np.resize(_sequences(config)[0], length)
+    ids = np.resize(sequences[0], length)
     split = config.data.max_prompt_tokens
     return ScoreQuery(ids[:split], ids[split:], vocabulary=vocabulary)
 
@@ -52,10 +58,18 @@ def _query(config: TrainerConfig, ids: NDArray[np.int32], vocabulary: int | None
     )
 
 
-def _sequences(config: TrainerConfig) -> list[NDArray[np.int32]]:
-    """Token ids of the first prompts, each at least MIN_TOKENS long."""
-    encode = PromptEncoder(load_tokenizer(config), config.data.chat_template)
-    filler = PromptEncoder(load_tokenizer(config), None)(FILLER)[0]
+def read_sequences(config: TrainerConfig) -> list[NDArray[np.int32]]:
+    """The first `preflight.samples` prompts of the job.
+
+    Read once for all teachers, by one thread: `transformers` puts another module in its own place while it is imported,
+    so a second thread that imports it meanwhile is left with the half that has no tokenizers.
+
+    Raises:
+        TrainerError: Config/ModelNotFound, the student's tokenizer cannot be read.
+    """
+    tokenizer = load_tokenizer(config)
+    encode = PromptEncoder(tokenizer, config.data.chat_template)
+    filler = PromptEncoder(tokenizer, None)(FILLER)[0]
     prompts: list[NDArray[np.int32]] = []
     try:
         data = config.data.model_copy(update={"shuffle": False})
