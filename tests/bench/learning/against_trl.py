@@ -1,7 +1,10 @@
 """How long learning takes beside TRL's DistillationTrainer: a table, a picture, and failure when a bar is missed.
 
-Same teacher, student, prompts in the same order, sampling, optimizer, clip, precision and threads. Four learning rates each;
-the sides take turns, so that a busy minute of the machine falls on both. Reverse KL is measured from outside after training.
+Same teacher, student, prompts in the same order, sampling, optimizer, clip, precision and threads, and on both sides one update
+for every four prompts. TRL has to answer them just before their update. Ours answers those of several updates in one batch
+(`updatesPerStep`), which decodes at a lower cost a token; the later updates of a step see answers that are a few updates old.
+Four learning rates each; the sides take turns, so that a busy minute of the machine falls on both. Reverse KL is measured from
+outside after training.
 `against_trl.py --missing` goes on after an interruption, `--redraw` only draws. Results are in results/trl.json.
 """
 
@@ -35,14 +38,15 @@ class Side:
     python: Path
     script: str
     options: dict[str, Any]
+    #: Updates between two rollouts. A curve's steps are updates on every side.
+    updates_per_step: int = 1
 
 
 OURS = "ours"
-#: Prompts that are answered before the weights change, and after them one update.
-PROMPTS_PER_STEP = 8
+PROMPTS_PER_UPDATE = 4
 #: TRL's default, and the one that is faster here for both.
 DTYPE = "bf16"
-STEPS, EVERY = 20, 5
+UPDATES, EVERY = 24, 4
 #: More than the signals are measured on, because a ratio is drawn from it.
 HELD_OUT = 30
 SIDES = (
@@ -57,6 +61,7 @@ SIDES = (
                 "distillation": {"signal": "loss", "tokenSelection": "full", "divergence": "reverse_kl"},
             },
         },
+        updates_per_step=2,
     ),
 )
 
@@ -69,9 +74,10 @@ def train(side: Side, learning_rate: float, seed: int, folders: recipe.Folders, 
         "learning_rate": learning_rate,
         "seed": seed,
         "dtype": DTYPE,
-        "prompts_per_step": PROMPTS_PER_STEP,
-        "steps": STEPS,
-        "every": EVERY,
+        "prompts_per_step": PROMPTS_PER_UPDATE * side.updates_per_step,
+        "updates_per_step": side.updates_per_step,
+        "steps": UPDATES // side.updates_per_step,
+        "every": EVERY // side.updates_per_step,
         "student": STUDENT,
         "data": str(folders.data),
         "out": str(out),
@@ -103,7 +109,7 @@ def _curve(side: Side, learning_rate: float, seed: int, out: Path, seen: dict[st
     return Curve(
         side=side.name,
         learning_rate=learning_rate,
-        steps=[line["step"] for line, _ in points],
+        steps=[line["step"] * side.updates_per_step for line, _ in points],
         seconds=[line["seconds"] for line, _ in points],
         cpu_seconds=[line["cpu_seconds"] for line, _ in points],
         reverse_kl=[measured["reverse_kl"] for _, measured in points],
@@ -129,6 +135,9 @@ def main() -> int:
                 continue
             for curve in curves_of(learning_rate, folders, options.work / "trl", options.threads):
                 results.put(f"{curve.side} {learning_rate:g}", {"curve": vars(curve), "load": os.getloadavg()[0]})
+    if not results.rows:
+        print(f"MISSED no result is in {recipe.RESULTS.relative_to(recipe.ROOT)}/trl.json: run without --redraw")
+        return 1
     recipe.run(recipe.OURS_PYTHON, "draw.py", {"what": "trl"}, threads=options.threads)
     bars = yaml.safe_load(recipe.BARS.read_text())["learning"]["trl"]
     curves = [Curve(**row["curve"]) for row in results.rows.values()]

@@ -43,6 +43,7 @@ def configuration(options: dict[str, Any], folders: Folders, scratch: Path, port
         "training": {
             "steps": options["steps"],
             "promptsPerStep": options["prompts_per_step"],
+            "updatesPerStep": options.get("updates_per_step", 1),
             "learningRate": options["learning_rate"],
             "betas": list(OPTIMIZER["betas"]),
             "weightDecay": OPTIMIZER["weight_decay"],

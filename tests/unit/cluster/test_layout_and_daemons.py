@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,33 @@ def test_a_kubeconfig_holds_everything_it_needs(cache: Path) -> None:
     document = json.loads(path.read_text())
     assert document["clusters"][0]["cluster"]["server"] == "https://10.203.0.2:6443"
     assert document["users"][0]["user"]["client-key-data"] == "YWRtaW4ua2V5"
+
+
+def test_a_build_that_is_given_up_leaves_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = tmp_path / "go"
+    go.write_text(
+        f"#!/bin/sh\n[ $1 = list ] && exit 0\necho $$ > {tmp_path}/pid\n"
+        "echo one >&2\necho two >&2\nexec sleep 60 </dev/null >/dev/null 2>&1\n"
+    )
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(parts, "PROGRESS_SECONDS", 0.0)
+
+    def give_up(text: str) -> None:
+        if "compiled" in text:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "say", give_up)
+    with pytest.raises(KeyboardInterrupt):
+        parts._compile(parts.PAUSE, tmp_path / "out", dict(os.environ))
+    compiler = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{compiler}").exists()
+
+
+def test_a_word_that_nothing_can_be_built_from_is_named_with_what_there_is(cache: Path) -> None:
+    result = CliRunner().invoke(app, ["build", "pause", "nonsense"])
+    assert result.exit_code == 1
+    assert "nothing here is called nonsense" in result.stderr
+    assert "helm" in result.stderr
+    assert "trainer-sglang" in result.stderr
+    assert not (cache / "parts").exists()

@@ -67,9 +67,13 @@ def test_a_missed_learning_bar_is_named(bars: ModuleType, ours: dict, peer: dict
     assert all(words in line for words, line in zip(complaints, missed, strict=True))
 
 
-def test_a_peer_that_never_gets_there_is_beaten_and_we_must_get_there(bars: ModuleType) -> None:
-    falling, flat = _curve(bars, [2.0, 0.9]), _curve(bars, [2.0, 1.9])
+def test_a_peer_that_never_gets_there_needs_at_least_its_whole_run_and_we_must_get_there(bars: ModuleType) -> None:
+    falling, flat = _curve(bars, [2.0, 0.9]), _curve(bars, [2.0, 1.9, 1.8, 1.7])
     assert bars.check_against_peer([falling], [flat], _BARS, "seconds") == []
+    short = _curve(bars, [2.0, 1.9])
+    [steps, ratio] = bars.check_against_peer([falling], [short], _BARS, "seconds")
+    assert "the peer needs 4.0 steps" in steps
+    assert "0.87 of the peer's seconds" in ratio
     assert bars.check_against_peer([flat], [falling], _BARS, "seconds") == ["ours never reaches 0.5 of the start"]
 
 

@@ -74,6 +74,19 @@ def up(
 
 
 @command
+def build(
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Programs (kubernetes, helm, …) and images (operator, trainer, …); default: what up needs."
+        ),
+    ] = None,
+) -> None:
+    """Build programs and images into the cache and start nothing; what is there already is not built again."""
+    full.build(what or [])
+
+
+@command
 def down(
     name: Name = "default",
     purge: Annotated[bool, typer.Option(help="Remove its files too: images, models, runs.")] = False,

@@ -126,6 +126,34 @@ def _check_space() -> None:
         )
 
 
+PROGRAMS = {part.name: part for part in (*parts.ALL, parts.KUEUE, parts.KWOK)}
+
+
+def build(words: Iterable[str]) -> None:
+    """Put programs and images of ours into the cache, so that starting a cluster later only starts it.
+
+    Raises ClusterError for a word that is neither.
+    """
+    wanted = list(words) or [*(part.name for part in parts.ALL), "operator", "trainer"]
+    unknown = [word for word in wanted if word not in PROGRAMS and _image_name(word) not in catalog.BUILDERS]
+    if unknown:
+        images = [name.removeprefix("opd-") for name in catalog.BUILDERS]
+        raise ClusterError(f"nothing here is called {', '.join(unknown)}", f"one of {', '.join([*PROGRAMS, *images])}")
+    for word in wanted:
+        if word in PROGRAMS:
+            parts.binary(PROGRAMS[word])
+            continue
+        need_root("building images")
+        debian.ensure(debian.CONTROL_PLANE + debian.NODE)
+        _check_space()
+        with Stage(f"image {_image_name(word)}"):
+            catalog.BUILDERS[_image_name(word)]()
+
+
+def _image_name(word: str) -> str:
+    return word if word.startswith("opd-") else f"opd-{word}"
+
+
 def load(layout: Layout, names: Iterable[str]) -> list[Image]:
     """Build our images (what changed of them) and put them where their pods run.
 
@@ -134,7 +162,7 @@ def load(layout: Layout, names: Iterable[str]) -> list[Image]:
     shape = cluster.recorded_shape(layout) or Shape()
     built = []
     for word in names:
-        name = word if word.startswith("opd-") else f"opd-{word}"
+        name = _image_name(word)
         if name not in catalog.BUILDERS:
             raise ClusterError(
                 f"{name} is no image of ours", f"one of {', '.join(catalog.BUILDERS)}, or the path of an image archive"

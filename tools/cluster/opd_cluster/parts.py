@@ -144,10 +144,16 @@ def _compile(part: Part, out: Path, env: dict[str, str]) -> None:
     )
     assert build.stderr is not None
     last, spoken = [""], time.monotonic()
-    for done, line in enumerate(build.stderr, 1):
-        last = [*last[-20:], line]
-        if time.monotonic() - spoken > PROGRESS_SECONDS:
-            say(f"    {part.name}: {done} of up to {total} packages compiled")
-            spoken = time.monotonic()
+    try:
+        for done, line in enumerate(build.stderr, 1):
+            last = [*last[-20:], line]
+            if time.monotonic() - spoken > PROGRESS_SECONDS:
+                say(f"    {part.name}: {done} of up to {total} packages compiled")
+                spoken = time.monotonic()
+    except BaseException:
+        # Whoever gives up waiting (Ctrl-C, a test's deadline) must not leave a compiler beside the next try.
+        build.terminate()
+        build.wait()
+        raise
     if build.wait() != 0:
         raise ClusterError(f"go build of {part.name} failed:\n{''.join(last)}")
