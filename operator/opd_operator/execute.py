@@ -1,4 +1,4 @@
-"""Carries out a Plan: delete, rehearse, secrets, create, apply, annotate, status, events, in this order.
+"""Carries out a Plan: doubt, delete, rehearse, secrets, create, apply, annotate, status, events, in this order.
 
 Each write is safe to repeat and safe to lose: names are deterministic, deletes name a UID, the status names the version it
 was computed from. A version in which only somebody's annotations differ counts as the same: otherwise a busy writer of the
@@ -22,10 +22,10 @@ from opd_operator.cache import Cache, JobKey, trim
 from opd_operator.cluster import Cluster
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.metrics import Metrics
-from opd_operator.model import Manifest, ObjectRef, Unwritten, WriteProblem, WriteProblemKind
+from opd_operator.model import Kind, Manifest, ObjectRef, Unwritten, WriteProblem, WriteProblemKind
 from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, Rehearsal, SecretRequest, StopRequest
 from opd_operator.recorder import Recorder
-from opd_operator.resources import CHILDREN, OPDJOB, OPDJOB_API_VERSION, OPDJOB_KIND, resource_of
+from opd_operator.resources import CHILDREN, OPDJOB, OPDJOB_API_VERSION, OPDJOB_KIND, RESOURCES, resource_of
 from opd_operator.smaller_status import essentials, missing, without_named
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,7 @@ class Executor:
         """Raises: ApiError, Unreachable, NotLeader when the pass must be made again later."""
         done = Execution()
         try:
+            await asyncio.gather(*(self._make_sure(job, ref) for ref in plan.doubt))
             if plan.secrets or plan.create or plan.apply:
                 await self._confirm(job)
             for deletion in plan.delete:
@@ -139,6 +140,19 @@ class Executor:
         for manifest in plan.apply:
             if done.may_create:
                 await self._apply(job, manifest, done)
+
+    async def _make_sure(self, job: Manifest, ref: ObjectRef) -> None:
+        """Whatever the cache has not heard of this object voids the plan."""
+        resource = RESOURCES[ref.api_version, ref.kind]
+        family = self._cache.children(_key(job), Kind(ref.kind))
+        known = next((child for child in family if child["metadata"]["name"] == ref.name), None)
+        live = await self._cluster.get(resource, ref.namespace, ref.name)
+        if live is None:
+            if known is not None:
+                self._cache.remove(resource, known)
+                raise _Stale
+        elif self._cache.put(resource, trim(resource, live)) is not None:
+            raise _Stale
 
     async def _confirm(self, job: Manifest) -> None:
         """Nothing is created for an OPDJob that is gone or that has changed since the decision."""

@@ -68,12 +68,15 @@ class PlannedEvent:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one pass does, in the order of execution: delete, rehearse, secrets, create, apply, annotate, status, events.
+    """What one pass does, in the order of execution: doubt, delete, rehearse, secrets, create, apply, annotate, status, events.
 
     A refused write (see WriteProblem) ends the making of objects in this pass: later ones may need it. Annotations, status
     and events are executed all the same, because the status never claims a child that was not observed. A transient fault that outlives its retries ends the pass, and the key is queued again.
     """
 
+    #: Objects whose silence was judged. They are read anew before anything else: when the cache was behind, nothing of this
+    #: plan is done, and the pass is made again.
+    doubt: tuple[ObjectRef, ...] = ()
     #: Deletes; a deletion of the OPDJob itself is the TTL.
     delete: tuple[Deletion, ...] = ()
     #: Never together with a create or an apply: they follow in the next pass, when `Memory.rehearsed` is the generation.

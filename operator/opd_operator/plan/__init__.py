@@ -117,6 +117,7 @@ def _frozen(draft: Draft) -> Plan:
     if draft.wake_at is not None:
         wake = max((draft.wake_at - draft.now).total_seconds(), 0.0) + WAKE_SLACK_SECONDS
     return Plan(
+        doubt=tuple(draft.doubt),
         delete=draft.deletions,
         rehearse=tuple(draft.rehearse),
         secrets=tuple(draft.secrets),

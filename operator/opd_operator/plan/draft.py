@@ -71,6 +71,7 @@ class Draft:
     refresh: bool = False
     #: An end was decided in this pass; see `Draft.deletions`.
     closing: bool = False
+    doubt: list[ObjectRef] = field(default_factory=list)
     delete: list[Deletion] = field(default_factory=list)
     rehearse: list[Rehearsal] = field(default_factory=list)
     secrets: list[SecretRequest] = field(default_factory=list)
@@ -213,6 +214,10 @@ class Draft:
         self.attempts = [*kept, entry]
 
     # --- writes ---
+
+    def make_sure_of(self, kind: Kind, name: str) -> None:
+        """Nothing is done before a live look at this child agrees with what was seen of it."""
+        self.doubt.append(ObjectRef(API_VERSION_OF_KIND[kind], kind.value, self.job.namespace, name))
 
     def owned(self, kind: Kind, name: str) -> Owned | None:
         """A child of ours by name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -35,6 +35,8 @@ class End:
     kind: EndKind
     diagnosis: Diagnosis
     teacher: str | None = None
+    #: Nothing was heard for too long. That could also be a watch that went dumb, so the sources are asked first.
+    by_silence: bool = False
 
 
 def find_end(draft: Draft) -> End | None:
@@ -42,7 +44,11 @@ def find_end(draft: Draft) -> End | None:
     final = draft.observation.final
     if final is not None:
         return _by_document(draft, final)
-    return _by_ray_job(draft) or _by_pods(draft) or _by_clocks(draft)
+    end = _by_ray_job(draft) or _by_pods(draft)
+    if end is not None:
+        return end
+    end = _by_clocks(draft)
+    return replace(end, by_silence=True) if end is not None else None
 
 
 def _by_document(draft: Draft, final: FinalDocument) -> End | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from opd_api.vocabulary import ConditionType, FailureClass, Outcome, Reason, TrainerPhase
-from opd_operator.model import Diagnosis
+from opd_operator.children import names
+from opd_operator.model import Diagnosis, Kind
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.endings import End, EndKind, find_end
 from opd_operator.plan.outcome import attempt_failed, attempt_preempted, attempt_released, succeed
@@ -49,6 +50,9 @@ def _left_traces(draft: Draft) -> bool:
 
 def conclude(draft: Draft, end: End) -> None:
     """Act on an end."""
+    if end.by_silence:
+        draft.make_sure_of(Kind.RAY_JOB, names.ray_job(draft.job.name, draft.attempt))
+        draft.make_sure_of(Kind.CONFIG_MAP, names.progress_config_map(draft.job.name))
     if end.kind is EndKind.SUCCEEDED:
         succeed(draft)
         return

@@ -15,7 +15,7 @@ from opd_operator.metrics import Metrics
 from opd_operator.model import Kind, ObjectRef, Unwritten, WriteProblemKind
 from opd_operator.planned import Deletion, EventType, Plan, PlannedEvent, Rehearsal, SecretRequest, StopRequest
 from opd_operator.recorder import Recorder
-from opd_operator.resources import OPDJOB
+from opd_operator.resources import CHILDREN, OPDJOB
 
 Manifest = dict[str, Any]
 MATH = JobKey("team", "math")
@@ -223,6 +223,23 @@ async def test_nothing_is_created_for_a_job_that_changed_meanwhile(
     assert done.outcome is Outcome.STALE
     assert ("ConfigMap", "math-config") not in api.objects
     assert cache.job(MATH)["spec"] == {"suspend": True}  # type: ignore[index]
+
+
+@pytest.mark.parametrize("truth", ["as seen", "newer", "gone"])
+async def test_nothing_is_done_about_the_silence_of_an_object_that_has_spoken(
+    executor: Executor, api: Api, job: Manifest, cache: Cache, truth: str
+) -> None:
+    held = api.hold(child())
+    cache.put(CHILDREN[Kind.CONFIG_MAP], trim(CHILDREN[Kind.CONFIG_MAP], held))
+    if truth == "newer":
+        api.objects["ConfigMap", "math-config"]["metadata"]["resourceVersion"] = "900"
+    elif truth == "gone":
+        del api.objects["ConfigMap", "math-config"]
+    done = await executor.execute(job, Plan(doubt=(CHILD_REF,), status={"phase": "Failed"}))
+    assert done.outcome is (Outcome.CHANGED if truth == "as seen" else Outcome.STALE)
+    assert ("status" in api.objects["OPDJob", "math"]) == (truth == "as seen")
+    known = [found["metadata"]["resourceVersion"] for found in cache.children(MATH, Kind.CONFIG_MAP)]
+    assert known == {"as seen": [held["metadata"]["resourceVersion"]], "newer": ["900"], "gone": []}[truth]
 
 
 @pytest.mark.parametrize("successor", [False, True])

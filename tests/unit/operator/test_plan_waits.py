@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from opd_failures.faults import NO_GPU, teacher_pod, waiting
 from opd_world import World, final, job_document
@@ -205,6 +207,27 @@ def test_a_student_without_room_lets_go_of_everything_for_a_while() -> None:
     world.settle()
     world.end_job("probe", final())
     assert world.settle().names("RayJob") == ["math-2"]
+
+
+@pytest.mark.parametrize("silence", ["no room", "no heartbeat"])
+def test_an_end_for_silence_asks_the_sources_first_and_one_that_was_told_does_not(silence: str) -> None:
+    world = World().probed()
+    if silence == "no room":
+        world.ray_starts()
+        world.unscheduled(world.objects["Pod", "math-1-worker"], NO_GPU)
+    else:
+        world.ray_runs()
+    world.settle()
+    world.now += timedelta(seconds=601)
+    asked = world.step().doubt
+    assert [(ref.kind, ref.name) for ref in asked] == [("RayJob", "math-1"), ("ConfigMap", "math-progress")]
+
+    told = World().training()
+    told.objects["RayJob", "math-1"]["status"] |= {"jobDeploymentStatus": "Failed", "reason": "AppFailed"}
+    for _ in range(6):
+        told.after(10)
+    assert told.attempt(1)["failureClass"] == "Internal"
+    assert all(plan.doubt == () for plan in told.plans)
 
 
 def test_jobs_that_wait_for_each_other_part_ways() -> None:
