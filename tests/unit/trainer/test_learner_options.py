@@ -6,35 +6,13 @@ A field that is neither in a case below nor listed as somebody else's fails: an 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from opd_testing import learner as testing
-from opd_testing.tiny_models import write_model
+from opd_testing.learner_update import GAE, SEQUENCES, SETS, SEVERAL, TASK, Update, update_of
 
-from opd_api.v1alpha1 import (
-    ApiModel,
-    Critic,
-    Distillation,
-    Divergence,
-    LossAggregation,
-    PolicyLoss,
-    PolicyLossType,
-    RolloutCorrection,
-    Tail,
-    Task,
-    Training,
-)
-from opd_trainer.learner.sharding import local_tensor
+from opd_api.v1alpha1 import ApiModel, Critic, Distillation, PolicyLoss, RolloutCorrection, Task, Training
 
-SETS = {"signal": "loss", "tokenSelection": "teacher_topk", "topK": 4, "divergence": "reverse_kl"}
-TASK = {"reward": "exact_match", "taskAdvWeight": 0.5, "advantageEstimator": "grpo"}
-GAE = {**TASK, "advantageEstimator": "gae", "critic": {"model": {"source": "CRITIC"}}}
-#: Two updates on the same samples make ratios differ from 1, so that clips and old log-probabilities matter.
-SEVERAL = {"updatesPerStep": 3, "learningRate": 0.05}
-SEQUENCES = {"lossAggregation": "seq-mean-token-mean"}
 #: path of the option -> (base sections, the same path's other value)
 Case = tuple[dict[str, Any], Any]
 
@@ -126,68 +104,8 @@ TABLES: list[tuple[type[ApiModel], tuple[str, ...], dict[str, Case]]] = [
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    shape: dict[str, Any] = {"family": "qwen2", "hidden": 16, "layers": 1}
-    return {
-        "student": write_model(folder / "student", seed=1, **shape),
-        "teacher": write_model(folder / "teacher", seed=2, scale=2.0, **shape),
-    }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _group() -> Iterator[None]:
-    torch.set_num_threads(1)
-    with testing.process_group():
-        yield
-
-
-def named(sections: Any, models: dict[str, Path]) -> Any:
-    """CRITIC and OTHER become folders."""
-    places = {"CRITIC": str(models["student"]), "OTHER": str(models["teacher"])}
-    if isinstance(sections, dict):
-        return {key: named(value, models) for key, value in sections.items()}
-    return places.get(sections, sections) if isinstance(sections, str) else sections
-
-
-class Update:
-    """What steps on fixed samples do to a student."""
-
-    def __init__(self, models: dict[str, Path], folder: Path) -> None:
-        self._models = models
-        self._folder = folder
-        self._known: dict[str, torch.Tensor] = {}
-        self.samples = testing.samples(6, teacher=models["teacher"], student=models["student"])
-        for sample in self.samples:
-            # The engine is a little off, sometimes by a lot.
-            noise = 0.1 * torch.sin(torch.arange(sample.response_length) * 1.7 + sample.sample_id).numpy()
-            sample.rollout_logprobs = sample.rollout_logprobs + noise
-
-    def __call__(self, sections: dict[str, Any]) -> torch.Tensor:
-        """All parameters, flat, after a step; after two with a critic, whose first values are 0."""
-        sections = named(sections, self._models)
-        key = repr(sections)
-        if key not in self._known:
-            self._known[key] = self._run(sections)
-        return self._known[key]
-
-    def _run(self, sections: dict[str, Any]) -> torch.Tensor:
-        plain = {"steps": 10, "dtype": "fp32", "learningRate": 0.01, "activationCheckpointing": False}
-        training = {**plain, **sections.get("training", {})}
-        config = testing.job(self._models["student"], self._folder, **{**sections, "training": training})
-        learner = testing.started(config, total_steps=config.training.steps or 10)
-        options = config.distillation
-        batch = testing.with_first(self.samples, options.top_k or 4)
-        if options.top_k is not None:
-            testing.select_like_a_server(batch, self._models["teacher"], options.token_selection)
-        for _ in range(1 if config.task.critic is None else 2):
-            learner.step(testing.work(config, batch))
-        return torch.cat([local_tensor(p).detach().flatten() for p in learner._student.parameters()])
-
-
-@pytest.fixture(scope="module")
-def update(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Update:
-    return Update(models, tmp_path_factory.mktemp("run"))
+def update(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Update]:
+    yield from update_of(tmp_path_factory.mktemp("update"))
 
 
 def alias(model: type[ApiModel], field: str) -> str:
@@ -223,46 +141,3 @@ def test_the_option_changes_the_update(
 def test_no_option_is_forgotten(model: type[ApiModel], table: dict[str, Case]) -> None:
     covered = set(table) | set(ELSEWHERE.get(model, {}))
     assert covered == set(model.model_fields)
-
-
-SAMPLED = ["k1", "k2", "k3", "abs"]
-SET_KINDS = [
-    kind.value for kind in Divergence if kind.value in ("reverse_kl", "forward_kl", "jsd", "mixed", "low_var_kl")
-]
-
-
-def test_every_value_of_every_choice_gives_an_update_of_its_own(update: Update) -> None:
-    """Enumerations: no two values of a choice do the same, so none is an alias by accident."""
-    choices: dict[str, list[dict[str, Any]]] = {
-        "sampled advantage": [{"distillation": {"divergence": kind}} for kind in SAMPLED],
-        "sampled loss": [{"distillation": {"signal": "loss", "divergence": kind}} for kind in SAMPLED],
-        "set": [{"distillation": {**SETS, "divergence": kind}} for kind in SET_KINDS],
-        "tail": [
-            {"distillation": {**SETS, "tokenSelection": "student_topk", "tail": tail.value}} for tail in Tail
-        ],
-        "selection": [
-            {"distillation": {**SETS, "tokenSelection": selection}}
-            for selection in ("student_topk", "teacher_topk", "union", "intersection")
-        ],
-        "policy loss": [
-            {"task": {"policyLoss": {"type": kind.value, "clipRatioHigh": 0.05, "clipRatioLow": 0.05}}, "training": {**SEVERAL, **SEQUENCES}}
-            for kind in PolicyLossType
-        ],
-        "aggregation": [
-            {"training": {"lossAggregation": mode.value, "gradClip": 1e9, "updatesPerStep": 2}} for mode in LossAggregation
-        ],
-        "estimator": [
-            {"task": {**TASK, "advantageEstimator": name}}
-            for name in ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-        ] + [{"task": GAE}],
-        "correction": [{"training": {"rolloutCorrection": {"type": kind, "low": 0.98, "high": 1.02}}} for kind in ("none", "tis", "icepop", "mis")],
-        "level": [{"training": {"rolloutCorrection": {"type": "tis", "level": level}}} for level in ("token", "sequence", "geometric")],
-        "whiten": [{"distillation": {"whiten": mode}, "task": TASK} for mode in ("none", "beforeDistillation", "afterDistillation")],
-        "schedule": [{"training": {"schedule": mode, "updatesPerStep": 6}} for mode in ("constant", "linear", "cosine")],
-    }  # fmt: skip
-    for name, variants in choices.items():
-        results = [update(sections) for sections in variants]
-        for first in range(len(results)):
-            for second in range(first):
-                gap = float((results[first] - results[second]).abs().max())
-                assert gap > 1e-7, f"{name}: {variants[first]} and {variants[second]} do the same"
