@@ -188,11 +188,8 @@ class LearnerGroup:
                         Reason.LEARNER_FAILED,
                         f"learner ranks {late} did not finish {method} within {seconds:.0f} s",
                     )
-                failure = next(
-                    (f for rank, task in tasks.items() if task in done and (f := _failure(rank, task))), None
-                )
-                if failure is not None:
-                    return failure
+                if (failure := _first_failure(tasks, done)) is not None:
+                    return await _blame(tasks, pending, failure)
             return None
         finally:
             for task in pending:
@@ -202,7 +199,26 @@ class LearnerGroup:
 def _first_failure(tasks: dict[int, asyncio.Future[Any]], done: set[asyncio.Future[Any]]) -> TrainerError | None:
     """A dead rank is a better explanation than the complaint of a rank that lost it."""
     failures = [f for rank, task in tasks.items() if task in done and (f := _failure(rank, task))]
-    return min(failures, key=lambda failure: "died" not in str(failure), default=None)
+    return min(failures, key=lambda failure: not _names_a_dead_rank(failure), default=None)
+
+
+def _names_a_dead_rank(failure: TrainerError) -> bool:
+    return " died: " in str(failure)
+
+
+async def _blame(
+    tasks: dict[int, asyncio.Future[Any]], pending: set[asyncio.Future[Any]], failure: TrainerError
+) -> TrainerError:
+    """The failure of the rank that is to blame: the survivors notice a closed connection before Ray notices the death."""
+    if failure.failure.reason is not Reason.LEARNER_FAILED or _names_a_dead_rank(failure) or not pending:
+        return failure
+    until = asyncio.get_running_loop().time() + _BLAME_SECONDS
+    while pending and (left := until - asyncio.get_running_loop().time()) > 0:
+        done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        named = _first_failure(tasks, done)
+        if named is not None and _names_a_dead_rank(named):
+            return named
+    return failure
 
 
 async def _answer(reference: Any) -> Any:
