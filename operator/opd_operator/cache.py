@@ -34,7 +34,6 @@ class JobKey(NamedTuple):
 class Urgency(IntEnum):
     """How soon a change deserves a pass."""
 
-    NEVER = 0
     #: A heartbeat that says nothing new but that the trainer lives.
     SOON = 1
     NOW = 2

@@ -14,7 +14,7 @@ from opd_operator.children.merge import merge_named, merge_template
 from opd_operator.model import Manifest
 
 HOME = "/home/opd"
-CONFIG_FOLDER, _, CONFIG_NAME = CONFIG_FILE.rpartition("/")
+CONFIG_FOLDER = CONFIG_FILE.rpartition("/")[0]
 #: The user of every pod, unless runtime.securityContext says otherwise.
 USER = 1000
 POD_SECURITY: Manifest = {

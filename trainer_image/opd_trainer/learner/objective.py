@@ -14,7 +14,6 @@ from torch import Tensor
 from opd_api.trainer_config import TrainerConfig
 from opd_api.v1alpha1 import (
     SAMPLED_ESTIMATOR,
-    SET_SELECTIONS,
     AdvantageEstimator,
     CorrectionType,
     Divergence,
@@ -267,8 +266,3 @@ class Objective:
         """logProbFloor: raised values have no gradient."""
         floor = self._distillation.log_prob_floor
         return logprobs if floor is None else logprobs.clamp_min(floor)
-
-
-def compares_teacher_sets(selection: TokenSelection) -> bool:
-    """Whether samples carry token sets (every selection but student_sampled and full)."""
-    return selection in SET_SELECTIONS

@@ -22,13 +22,6 @@ class Layout(StrEnum):
     PACKED = "packed"
 
 
-def cost(lengths: Sequence[int], layout: Layout) -> int:
-    """Tokens that a micro-batch of these sequences occupies."""
-    if layout is Layout.PACKED:
-        return sum(lengths)
-    return len(lengths) * max(lengths, default=0)
-
-
 def pack(lengths: Sequence[int], max_tokens: int, layout: Layout) -> RankPlan:
     """First fit of the sequences, longest first, into micro-batches of at most `max_tokens`.
 
