@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from opd_api.progress import FINAL_KEY, PROGRESS_KEY
-from opd_api.vocabulary import Annotation, Label
+from opd_api.vocabulary import TERMINAL_PHASES, Annotation, ConditionType, Label
 from opd_operator.children.names import job_label, progress_config_map
 from opd_operator.model import Kind, Manifest, ObjectRef, Snapshot
 from opd_operator.resources import CHILDREN, OPDJOB, RESOURCES, Resource
@@ -230,6 +230,20 @@ def trim(resource: Resource, manifest: Manifest) -> Manifest:
             if metadata["name"] == progress_config_map(instance):
                 kept["data"] = manifest.get("data") or {}
     return kept
+
+
+def at_rest(job: Manifest) -> bool:
+    """It has ended and holds nothing: only its time to live is left."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    released = any(
+        item.get("type") == ConditionType.RESOURCES_RELEASED and item.get("status") == "True" for item in conditions
+    )
+    return released and has_ended(job) and not job["metadata"].get("deletionTimestamp")
+
+
+def has_ended(job: Manifest) -> bool:
+    """Nothing will be trained for this OPDJob any more."""
+    return (job.get("status") or {}).get("phase") in TERMINAL_PHASES
 
 
 def _deleting(manifest: Manifest, at: str) -> Manifest:

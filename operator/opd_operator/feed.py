@@ -25,8 +25,8 @@ from typing import Any
 import aiohttp
 import kopf
 
-from opd_api.vocabulary import TERMINAL_PHASES, Label
-from opd_operator.cache import Cache, Change, JobKey, Urgency, trim
+from opd_api.vocabulary import Label
+from opd_operator.cache import Cache, Change, JobKey, Urgency, at_rest, has_ended, trim
 from opd_operator.cluster import CallObserver, Cluster
 from opd_operator.errors import ApiError, Unreachable
 from opd_operator.metrics import Metrics
@@ -86,14 +86,14 @@ class Feed:
             await self._list(resource)
 
     def enqueue_all(self) -> None:
-        """Queues every job, those that have not ended first: after a start nobody waits behind thousands that have."""
-        for key, job in self._cache.jobs():
-            self._queue.add(key, first=not _has_ended(job))
+        """Queues every job."""
+        for key, _ in self._cache.jobs():
+            self._add(key)
 
     def _enqueue_unended(self, spread_seconds: float) -> None:
         """Queues every job that has not ended, spread evenly over a while."""
         for key, job in self._cache.jobs():
-            if not _has_ended(job):
+            if not has_ended(job):
                 self._queue.add_after(key, random.uniform(0, spread_seconds))  # noqa: S311 - spreads load
 
     # --- lists -----------------------------------------------------------------------------------------------------
@@ -236,13 +236,14 @@ class Feed:
         if change is None:
             return
         if change.urgency is Urgency.NOW:
-            self._queue.add(change.key)
+            self._add(change.key)
         elif change.urgency is Urgency.SOON:
             self._queue.add_after(change.key, HEARTBEAT_PASS_SECONDS)
 
-
-def _has_ended(job: Manifest) -> bool:
-    return (job.get("status") or {}).get("phase") in TERMINAL_PHASES
+    def _add(self, key: JobKey) -> None:
+        """Jobs at rest wait for all others, also for their next passes: after a start nobody waits behind thousands of them."""
+        job = self._cache.job(key)
+        self._queue.add(key, idle=job is not None and at_rest(job))
 
 
 class _KopfThread:

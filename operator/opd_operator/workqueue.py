@@ -58,6 +58,10 @@ class Backoff:
         return ceiling * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
 
+#: Of so many keys in a row one is idle, however many urgent ones wait: a TTL must run out on a busy cluster too.
+IDLE_TURN = 10
+
+
 class WorkQueue(Generic[Key]):
     """See the module. Must be used from one event loop."""
 
@@ -66,6 +70,9 @@ class WorkQueue(Generic[Key]):
         self._backoff = backoff or Backoff()
         self._observer = observer
         self._ready: OrderedDict[Key, float] = OrderedDict()
+        #: Keys nobody waits for.
+        self._idle: OrderedDict[Key, float] = OrderedDict()
+        self._since_idle = 0
         self._processing: dict[Key, float] = {}
         self._again: dict[Key, float] = {}
         self._timers: dict[Key, asyncio.TimerHandle] = {}
@@ -73,27 +80,27 @@ class WorkQueue(Generic[Key]):
         self._wake = asyncio.Event()
         self._closed = False
 
-    def add(self, key: Key, *, first: bool = False) -> None:
-        """Makes the key due now. Cancels a later re-add: the pass that follows will ask for its own. `first`: before all keys
-        that are due already."""
+    def add(self, key: Key, *, idle: bool = False) -> None:
+        """Makes the key due now. Cancels a later re-add: the pass that follows will ask for its own. `idle`: when no other key
+        is due, unless the key is due already."""
         self._cancel_timer(key)
         now = self._clock.time()
         if key in self._processing:
             self._again.setdefault(key, now)
             return
-        if key not in self._ready:
-            self._ready[key] = now
-            self._observer.queue_depth(len(self._ready))
-            self._wake.set()
-        if first:
-            self._ready.move_to_end(key, last=False)
+        if key in self._ready or (idle and key in self._idle):
+            return
+        since = self._idle.pop(key, now)
+        (self._idle if idle else self._ready)[key] = since
+        self._observer.queue_depth(self._depth)
+        self._wake.set()
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Makes the key due later; of several delays the shortest wins."""
         if seconds <= 0:
             self.add(key)
             return
-        if key in self._ready or key in self._again:
+        if key in self._ready or key in self._idle or key in self._again:
             return
         when = self._clock.time() + seconds
         timer = self._timers.get(key)
@@ -122,21 +129,24 @@ class WorkQueue(Generic[Key]):
         self._cancel_timer(key)
         self._again.pop(key, None)
         self._ready.pop(key, None)
+        self._idle.pop(key, None)
 
     async def get(self) -> Key:
-        """The next due key, oldest first. The caller must call `done` afterwards.
+        """The next due key, oldest first, idle ones last. The caller must call `done` afterwards.
 
         Raises: QueueClosed after `close`.
         """
-        while not self._ready:
+        while not self._depth:
             if self._closed:
                 raise QueueClosed
             self._wake.clear()
             await self._wake.wait()
-        key, since = self._ready.popitem(last=False)
+        idles = bool(self._idle) and (not self._ready or self._since_idle >= IDLE_TURN - 1)
+        self._since_idle = 0 if idles else self._since_idle + 1
+        key, since = (self._idle if idles else self._ready).popitem(last=False)
         now = self._clock.time()
         self._processing[key] = now
-        self._observer.queue_depth(len(self._ready))
+        self._observer.queue_depth(self._depth)
         self._observer.queue_latency(now - since)
         return key
 
@@ -153,6 +163,7 @@ class WorkQueue(Generic[Key]):
             timer.cancel()
         self._timers.clear()
         self._ready.clear()
+        self._idle.clear()
         self._again.clear()
         self._observer.queue_depth(0)
         self._wake.set()
@@ -165,7 +176,11 @@ class WorkQueue(Generic[Key]):
     @property
     def size(self) -> int:
         """Keys that are due, delayed or being processed: 0 means that the queue holds nothing."""
-        return len(self._ready) + len(self._timers) + len(self._processing)
+        return self._depth + len(self._timers) + len(self._processing)
+
+    @property
+    def _depth(self) -> int:
+        return len(self._ready) + len(self._idle)
 
     def _fire(self, key: Key) -> None:
         self._timers.pop(key, None)

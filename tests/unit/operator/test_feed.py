@@ -112,12 +112,17 @@ async def test_a_list_drops_what_vanished_without_an_event(
 async def test_after_a_start_a_job_that_lives_does_not_wait_behind_those_that_have_ended(
     feed: Feed, lists: Lists, queue: WorkQueue[JobKey]
 ) -> None:
-    ended = [thing(f"ended{number}", f"ended{number}", 20, status={"phase": "Succeeded"}) for number in range(3)]
-    lists.objects[OPDJOB] = [*ended, thing("math", "job", 30, status={"phase": "Training"})]
+    rest = {"phase": "Succeeded", "conditions": [{"type": "ResourcesReleased", "status": "True"}]}
+    ended = [thing(f"ended{number}", f"ended{number}", 20, status=rest) for number in range(3)]
+    holding = thing("holding", "holding", 25, status={"phase": "Failed", "conditions": []})
+    lists.objects[OPDJOB] = [*ended, holding, thing("math", "job", 30, status={"phase": "Training"})]
     await feed.list_all()
     feed.enqueue_all()
+    assert {(await queue.get()).name, (await queue.get()).name} == {"holding", "math"}
+    queue.done(MATH)
+    queue.add(MATH)  # its next pass
     assert await queue.get() == MATH
-    assert len([await queue.get() for _ in ended]) == len(ended)
+    assert {(await queue.get()).name for _ in ended} == {"ended0", "ended1", "ended2"}
 
 
 async def test_a_list_that_finds_nothing_new_makes_no_work(feed: Feed, queue: WorkQueue[JobKey]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from opd_operator.workqueue import Backoff, QueueClosed, WorkQueue
+from opd_operator.workqueue import IDLE_TURN, Backoff, QueueClosed, WorkQueue
 
 
 class HandClock:
@@ -94,12 +94,27 @@ async def test_a_key_added_twice_is_handed_out_once(queue: WorkQueue[str], seen:
     assert await is_empty(queue)
 
 
-async def test_a_key_that_is_to_be_first_overtakes_those_that_are_due(queue: WorkQueue[str]) -> None:
+async def test_idle_keys_wait_for_all_others(queue: WorkQueue[str], seen: Seen) -> None:
     for key in ("a", "b", "c"):
-        queue.add(key)
-    queue.add("b", first=True)
-    queue.add("d", first=True)
-    assert [await queue.get() for _ in range(4)] == ["d", "b", "a", "c"]
+        queue.add(key, idle=True)
+    queue.add("d")
+    queue.add("b")
+    queue.add("d", idle=True)
+    assert seen.depth == 4
+    assert [await queue.get(), await queue.get()] == ["d", "b"]
+    queue.add("e")
+    assert [await queue.get() for _ in range(3)] == ["e", "a", "c"]
+    assert await is_empty(queue)
+
+
+async def test_an_idle_key_gets_its_turn_however_many_others_come(queue: WorkQueue[str]) -> None:
+    queue.add("idle", idle=True)
+    taken = []
+    for number in range(2 * IDLE_TURN):
+        queue.add(f"busy{number}")
+        taken.append(await queue.get())
+        queue.done(taken[-1])
+    assert taken.index("idle") < IDLE_TURN
 
 
 async def test_a_key_is_never_in_two_hands_and_no_event_is_lost(queue: WorkQueue[str]) -> None:
