@@ -144,10 +144,17 @@ async def inspect(job: Job, player: Player, *, attempts: int, point: int | None)
 
 @pytest.mark.parametrize("lose_head", [False, True], ids=["happy path", "retry path"])
 async def test_the_end_is_the_same_whichever_write_was_the_last(
-    control_plane: Any, api: Api, make_namespace: Any, played_node: None, lose_head: bool
+    control_plane: Any,
+    api: Api,
+    make_namespace: Any,
+    played_node: None,
+    capsys: pytest.CaptureFixture[str],
+    lose_head: bool,
 ) -> None:
     count = await one_life(control_plane, api, make_namespace(), None, lose_head=lose_head)
     assert 15 < count < 80
+    with capsys.disabled():
+        print(f"\n{'retry' if lose_head else 'happy'} path: the operator is killed after each of its {count} writes")
     gate = asyncio.Semaphore(TOGETHER)
 
     async def point(writes: int) -> None:

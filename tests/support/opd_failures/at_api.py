@@ -240,7 +240,7 @@ AT_API: dict[str, Played] = {
         act=_ray(jobDeploymentStatus="Failed", jobStatus="RUNNING", reason="SubmissionFailed", message="")
     ),
     "ray-never-ends": Played(
-        lifecycle={"heartbeatTimeoutSeconds": 10}, act=_both(_falls_silent, _ray(jobStatus="FAILED"))
+        lifecycle={"heartbeatTimeoutSeconds": 30}, act=_both(_falls_silent, _ray(jobStatus="FAILED"))
     ),
     "ray-stopped": Played(act=_ray(jobDeploymentStatus="Complete", jobStatus="STOPPED")),
     "exit-75": Played(act=_exit(75)),

@@ -237,7 +237,8 @@ CLUSTER = {
     "scheduler-preempts": _student(
         HOLDS_ON, _worker(**template("ray-worker", **units(1, RARE))), act=_a_greater_one_comes
     ),
-    "head-not-ready": _student(HOLDS, act=_signals("head", "raylet/raylet", "STOP")),
+    # The probe asks the agent. A raylet that is stopped would be taken for a dead node after 30 s, before the minute is over.
+    "head-not-ready": _student(HOLDS, act=_signals("head", "ray::DashboardAgent", "STOP")),
     "heartbeats-stop": _student({"lifecycle": {"heartbeatTimeoutSeconds": 10}}, HOLDS, act=_runs("head", "touch /tmp/mute")),
     "ray-job-deleted": _student(HOLDS, act=_deletes_ray_job),
     "preempted": _student(HOLDS, act=_runs("head", "touch /tmp/preempt")),
