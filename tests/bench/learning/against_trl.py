@@ -46,9 +46,11 @@ OURS = "ours"
 PROMPTS_PER_UPDATE = 4
 #: TRL's default, and the one that is faster here for both.
 DTYPE = "bf16"
-UPDATES, EVERY = 24, 4
+UPDATES, EVERY = 20, 4
+#: Longer than for the signals: answers are most of what on-policy training costs.
+ANSWER_TOKENS = 32
 #: More than the signals are measured on, because a ratio is drawn from it.
-HELD_OUT = 30
+HELD_OUT = 24
 SIDES = (
     Side("TRL DistillationTrainer", recipe.PEER_PYTHON, "peer_trl.py", {"beta": 1.0}),
     Side(
@@ -79,6 +81,7 @@ def train(side: Side, learning_rate: float, seed: int, folders: recipe.Folders, 
         "steps": UPDATES // side.updates_per_step,
         "every": EVERY // side.updates_per_step,
         "student": STUDENT,
+        "answer_tokens": ANSWER_TOKENS,
         "data": str(folders.data),
         "out": str(out),
     }
@@ -94,7 +97,9 @@ def curves_of(learning_rate: float, folders: recipe.Folders, work: Path, threads
     students = {"untrained": folders.student_of(STUDENT)}
     for (name, seed), out in outs.items():
         students |= {f"{name}/{seed}/{folder.name}": folder for folder in (out / "weights").iterdir()}
-    seen = recipe.seen_from_outside(folders, students, work / "outside.json", threads=threads, held_out=HELD_OUT)
+    seen = recipe.seen_from_outside(
+        folders, students, work / "outside.json", threads=threads, held_out=HELD_OUT, answer_tokens=ANSWER_TOKENS
+    )
     curves = [
         mean([_curve(side, learning_rate, seed, outs[side.name, seed], seen) for seed in SEEDS]) for side in SIDES
     ]

@@ -153,7 +153,8 @@ def draw_trl(rows: dict[str, Any]) -> None:
 def _draw_curves(axes: Axes, curves: list[Curve], clock: str, share: float) -> None:
     level = share * curves[0].reverse_kl[0]
     axes.axhline(level, color=INK, linewidth=0.8, linestyle=":")
-    for side, colour in zip(dict.fromkeys(curve.side for curve in curves), (BLUE, ORANGE), strict=True):
+    sides = dict.fromkeys(curve.side for curve in curves)
+    for number, (side, colour) in enumerate(zip(sides, (BLUE, ORANGE), strict=True)):
         own = [curve for curve in curves if curve.side == side]
         winner = best(own, share, clock) or min(own, key=lambda curve: curve.reverse_kl[-1])
         for curve in own:
@@ -169,21 +170,20 @@ def _draw_curves(axes: Axes, curves: list[Curve], clock: str, share: float) -> N
             )
         when = winner.reach(level, clock)
         name = f"{side}, {winner.learning_rate:g}" + ("" if when is None else f": {when:.0f} s")
-        end = (getattr(winner, clock)[-1], winner.reverse_kl[-1])
-        axes.annotate(
-            name, end, (7, 2), textcoords="offset points", ha="left", va="center", color=colour, weight="bold"
-        )
+        # In a corner: the lines end close to each other.
+        place = 0.97 - 0.07 * number
+        axes.text(0.98, place, name, transform=axes.transAxes, ha="right", va="top", color=colour, weight="bold")
     axes.annotate(
         f"{share:.0%} of the start",
-        (0, level),
-        (4, -4),
+        (1, level),
+        (-4, 3),
         xycoords=("axes fraction", "data"),
         textcoords="offset points",
-        va="top",
+        ha="right",
+        va="bottom",
         fontsize=8,
     )
-    # Room for the names.
-    axes.set_xlim(0, 1.6 * max(getattr(curve, clock)[-1] for curve in curves))
+    axes.set_xlim(0, None)
     axes.set_ylim(0, None)
     axes.set_ylabel("KL(student ‖ teacher) on held-out prompts, nats a token")
     rates = len({curve.learning_rate for curve in curves})

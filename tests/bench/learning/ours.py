@@ -39,7 +39,7 @@ def configuration(options: dict[str, Any], folders: Folders, scratch: Path, port
         ],
         "distillation": options["job"]["distillation"],
         "data": {"source": str(folders.prompts), "maxPromptTokens": PROMPT_TOKENS, "shuffle": False},
-        "rollout": {"engine": "transformers", "maxResponseTokens": ANSWER_TOKENS},
+        "rollout": {"engine": "transformers", "maxResponseTokens": options.get("answer_tokens", ANSWER_TOKENS)},
         "training": {
             "steps": options["steps"],
             "promptsPerStep": options["prompts_per_step"],

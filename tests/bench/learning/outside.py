@@ -1,6 +1,6 @@
 """Reverse KL from outside both trainers, in plain torch.
 
-`outside.py '{"students": …, "teacher": …, "prompts": …, "held_out": …, "out": …}'`:
+`outside.py '{"students": …, "teacher": …, "prompts": …, "held_out": …, "answer_tokens": …, "out": …}'`:
 KL(student ‖ teacher) over the full vocabulary, in nats a token, on answers that the student samples to the first `held_out` prompts.
 Writes as JSON for each student, by its name: the mean, its standard error over the prompts, and the mean answer length.
 """
@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recipe import ANSWER_TOKENS, SEED
+from recipe import SEED
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def measure(student: Any, teacher: Any, tokenizer: Any, conversations: list[Any]) -> dict[str, float]:
+def measure(
+    student: Any, teacher: Any, tokenizer: Any, conversations: list[Any], answer_tokens: int
+) -> dict[str, float]:
     """The student's mean reverse KL on its own answers, one answer to each conversation."""
     torch.manual_seed(SEED)
     tokenizer.padding_side = "left"
@@ -28,7 +30,7 @@ def measure(student: Any, teacher: Any, tokenizer: Any, conversations: list[Any]
     with torch.inference_mode():
         ids = student.generate(
             **prompts,
-            max_new_tokens=ANSWER_TOKENS,
+            max_new_tokens=answer_tokens,
             do_sample=True,
             top_k=0,
             top_p=1.0,
@@ -74,7 +76,7 @@ def main() -> None:
     measured = {}
     for name, folder in options["students"].items():
         student = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        measured[name] = measure(student, teacher, tokenizer, conversations)
+        measured[name] = measure(student, teacher, tokenizer, conversations, options["answer_tokens"])
         print(f"{name}: {measured[name]['reverse_kl']:.4f}", flush=True)
     Path(options["out"]).write_text(json.dumps(measured))
 

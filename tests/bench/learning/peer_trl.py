@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from recipe import ANSWER_TOKENS, OPTIMIZER, SEED, Folders
+from recipe import OPTIMIZER, SEED, Folders
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import DistillationConfig, DistillationTrainer
 
@@ -59,7 +59,7 @@ def main() -> None:
         learning_rate=options["learning_rate"],
         max_steps=options["steps"],
         per_device_train_batch_size=options["prompts_per_step"],
-        max_completion_length=ANSWER_TOKENS,
+        max_completion_length=options["answer_tokens"],
         adam_beta1=OPTIMIZER["betas"][0],
         adam_beta2=OPTIMIZER["betas"][1],
         weight_decay=OPTIMIZER["weight_decay"],

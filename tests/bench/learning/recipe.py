@@ -98,7 +98,13 @@ def run(python: Path, script: str, options: Any, *, threads: int) -> None:
 
 
 def seen_from_outside(
-    folders: Folders, students: dict[str, Path], out: Path, *, threads: int, held_out: int = HELD_OUT
+    folders: Folders,
+    students: dict[str, Path],
+    out: Path,
+    *,
+    threads: int,
+    held_out: int = HELD_OUT,
+    answer_tokens: int = ANSWER_TOKENS,
 ) -> dict[str, Any]:
     """Name -> what outside.py measures of the weights in a folder, on the first `held_out` prompts."""
     options = {
@@ -106,6 +112,7 @@ def seen_from_outside(
         "teacher": str(folders.teacher),
         "prompts": str(folders.held_out),
         "held_out": held_out,
+        "answer_tokens": answer_tokens,
         "out": str(out),
     }
     run(OURS_PYTHON, "outside.py", options, threads=threads)
