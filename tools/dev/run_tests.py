@@ -39,8 +39,8 @@ class Run:
     options: tuple[str, ...] = ()
 
 
-#: One worker more than processors: some tests wait for processes.
-WORKERS = ("-n", str((os.cpu_count() or 1) + 1), "--dist", "worksteal")
+#: A worker more would keep the processors busy while tests wait, but costs ten seconds of imports.
+WORKERS = ("-n", str(os.cpu_count() or 1), "--dist", "worksteal")
 UNIT = (
     Run(
         "unit, operator environment",
