@@ -333,6 +333,8 @@ class Observation:
     student_pods: Mapping[int, int] = field(default_factory=dict)
     #: Pods of teachers and students that have a node and have not ended.
     holding_pods: int = 0
+    #: Of those that are deleted, by node: the latest time by which they should be gone.
+    going_by: Mapping[str, str] = field(default_factory=dict)
     #: Accelerator units of those pods.
     accelerators: int = 0
     #: RayJobs are not served by this cluster: set by the rim, which knows it from its lists.

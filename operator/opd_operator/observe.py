@@ -80,10 +80,21 @@ def observe(snapshot: Snapshot, now: datetime, memory: Memory) -> Observation:
         unreadable=unreadable or garbled,
         student_pods=_count_by_attempt(pods),
         holding_pods=len(holders),
+        going_by=_going_by(holders),
         accelerators=sum(accelerator_units(pod) for pod in holders),
         namespace_terminating=snapshot.namespace_terminating,
     )
     return replace(observation, memory=_remember(observation, attempt, now))
+
+
+def _going_by(holders: Iterable[Manifest]) -> dict[str, str]:
+    """Latest deletion time by node: a deletion timestamp includes the pod's grace."""
+    found: dict[str, str] = {}
+    for pod in holders:
+        at, node = pod["metadata"].get("deletionTimestamp"), pod.get("spec", {}).get("nodeName", "")
+        if at:
+            found[node] = max(at, found.get(node, ""))
+    return found
 
 
 def event_subjects(snapshot: Snapshot) -> tuple[ObjectRef, ...]:

@@ -35,12 +35,12 @@ class Run:
     paths: tuple[str, ...]
     #: Marker expression in the landing set; None takes every test.
     landing: str | None = "not long"
-    #: More words for pytest. Unit tests share nothing, so they run on every core; clusters and servers are shared.
+    #: More words for pytest. Unit tests share nothing, so they can run in several processes; clusters and servers are shared.
     options: tuple[str, ...] = ()
 
 
-#: A worker more would keep the processors busy while tests wait, but costs ten seconds of imports.
-WORKERS = ("-n", str(os.cpu_count() or 1), "--dist", "worksteal")
+#: One more than processors: a test that waits leaves its processor to another, and a fork costs nothing.
+FORKS = ("--processes", str(2 + (os.cpu_count() or 1)))
 UNIT = (
     Run(
         "unit, operator environment",
@@ -51,10 +51,11 @@ UNIT = (
             "tests/unit/chart",
             "tests/unit/cli",
             "tests/unit/cluster",
+            "tests/unit/dev",
             "tests/unit/docs",
         ),
     ),
-    Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer"), options=WORKERS),
+    Run("unit, trainer environment", TRAINER, ("tests/unit/core", "tests/unit/trainer"), options=FORKS),
 )
 INTEGRATION = (
     Run("integration, operator environment", OPERATOR, ("tests/integration/cluster", "tests/integration/operator")),

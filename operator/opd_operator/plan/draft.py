@@ -31,6 +31,8 @@ from opd_operator.settings import Settings
 MESSAGE_LIMIT = 1024
 #: status.attempts keeps so many; those of classes that are retried once are dropped last, because they are counted.
 MAX_ATTEMPTS = 10
+#: After its grace a pod is gone within seconds, unless its kubelet is.
+OVERDUE_SECONDS = 30.0
 COUNTED_ONCE = frozenset({FailureClass.INTERNAL.value, FailureClass.STALL.value})
 
 
@@ -142,6 +144,18 @@ class Draft:
         """True when a fact has been seen for so long."""
         since = self.observation.memory.since.get(fact)
         return since is not None and self.passed(since, seconds)
+
+    def going_away(self) -> str:
+        """What is waited for while pods end, with the nodes that end theirs too late: nobody answers there."""
+        said = f"{self.observation.holding_pods} pods are going away"
+        going = sorted((node, moment(at)) for node, at in self.observation.going_by.items())
+        late = [node for node, at in going if at is not None and self.passed(at, OVERDUE_SECONDS)]
+        if not late:
+            return said
+        return (
+            f"{said}; {', '.join(late)} did not end them in time. A lost node frees them when it is back; "
+            "if it stays away, delete its Node object."
+        )
 
     # --- conditions ---
 

@@ -67,7 +67,7 @@ def _say(draft: Draft, kept: bool) -> None:
             "the Ray cluster is kept for lifecycle.cleanup.keepSeconds; delete the OPDJob to free it at once",
         )
     elif pods or draft.delete:
-        draft.set(ConditionType.RESOURCES_RELEASED, Truth.FALSE, Reason.RELEASING, f"{pods} pods are going away")
+        draft.set(ConditionType.RESOURCES_RELEASED, Truth.FALSE, Reason.RELEASING, draft.going_away())
     else:
         draft.set(
             ConditionType.RESOURCES_RELEASED, Truth.TRUE, Reason.RELEASED, "no pod of the job holds an accelerator"

@@ -93,7 +93,7 @@ def _free(draft: Draft) -> None:
     draft.set(ConditionType.TRAINING_RUNNING, Truth.FALSE, Reason.SUSPENDED)
     draft.next_attempt_time = None
     if draft.delete or observation.holding_pods:
-        draft.wait(Reason.RELEASING, f"{observation.holding_pods} pods are going away")
+        draft.wait(Reason.RELEASING, draft.going_away())
         return
     if not draft.is_true(ConditionType.SUSPENDED):
         draft.set(ConditionType.SUSPENDED, Truth.TRUE, Reason.SUSPENDED, "no accelerator is held")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from opd_world import World, final, job_document
 
-from opd_operator.model import ObjectRef, WriteProblem, WriteProblemKind
+from opd_operator.model import Manifest, ObjectRef, WriteProblem, WriteProblemKind
 from opd_operator.planned import Plan
 
 
@@ -43,6 +43,35 @@ def test_a_trainer_that_does_not_answer_is_freed_after_the_grace() -> None:
     assert world.after(118).phase == "Suspending"
     assert world.after(3).phase == "Suspended"
     assert world.stops == [1], "asked once"
+
+
+def linger(world: World, pod: Manifest, node: str) -> None:
+    """A deleted pod that no kubelet ends."""
+    metadata = {**pod["metadata"], "deletionTimestamp": world.now.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    world.objects["Pod", metadata["name"]] = {**pod, "metadata": metadata, "spec": {**pod["spec"], "nodeName": node}}
+
+
+@pytest.mark.parametrize("condition", ["Progressing", "ResourcesReleased"])
+def test_pods_that_outstay_their_grace_are_told_with_their_node(condition: str) -> None:
+    world = World().training()
+    [head] = [world.get("Pod", name) for name in world.accelerator_pods() if "head" in name]
+    if condition == "Progressing":
+        world.edit(suspend=True)
+        world.settle()
+        world.final("Preempted")
+    else:
+        world.ray(jobStatus="SUCCEEDED", jobDeploymentStatus="Complete")
+        world.final("Succeeded")
+    world.settle()
+    linger(world, head, "gpu-7")
+    assert world.settle().condition(condition)["message"] == "1 pods are going away"
+    assert world.after(29).condition(condition)["message"] == "1 pods are going away"
+    said = world.after(2).condition(condition)["message"]
+    assert "gpu-7 did not end them in time" in said
+    assert "delete its Node object" in said
+    del world.objects["Pod", head["metadata"]["name"]]
+    world.settle()
+    assert world.condition("ResourcesReleased")["status"] == "True"
 
 
 @pytest.mark.parametrize("reach", ["settle", "checked", "ready", "probed"])

@@ -93,6 +93,16 @@ def join(layout: Layout, count: int) -> None:
                 _script(layout.node_netns(position), route)
 
 
+def cut(layout: Layout, position: int) -> None:
+    """Pull a node's cable: nobody reaches it or its pods, which run on."""
+    _script(layout.netns, f"ip link set node{position} down")
+
+
+def mend(layout: Layout, position: int) -> None:
+    """Plug it in again."""
+    _script(layout.netns, f"ip link set node{position} up")
+
+
 def namespaces(layout: Layout) -> list[str]:
     """The cluster's namespaces that exist now, killed runs' ones included."""
     if not NETNS_DIR.exists():
