@@ -7,8 +7,9 @@ an older version never replaces a newer one. What a list no longer holds is drop
 from __future__ import annotations
 
 import json
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ from opd_operator.resources import CHILDREN, OPDJOB, RESOURCES, Resource
 
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _KIND_OF_RESOURCE = {resource: kind for kind, resource in CHILDREN.items()}
-#: UIDs of deleted objects that are remembered, so that a list that was under way cannot bring one back.
-_TOMBSTONES = 20_000
+#: So long the UID of a deleted object is remembered, so that a list that was under way cannot bring it back: the API server
+#: lets the pages of a list be read for five minutes.
+TOMBSTONE_SECONDS = 300.0
 
 
 class JobKey(NamedTuple):
@@ -49,12 +51,14 @@ class Change(NamedTuple):
 class Cache:
     """See the module. Not thread-safe: the event loop owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._jobs: dict[JobKey, Manifest] = {}
         self._job_of_label: dict[tuple[str, str], JobKey] = {}
         #: (namespace, value of opd.dev/job) -> (kind, name) -> object. Children may be seen before their job.
         self._children: dict[tuple[str, str], dict[tuple[Kind, str], Manifest]] = {}
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        #: When each UID was deleted, the oldest first.
+        self._gone: OrderedDict[str, float] = OrderedDict()
 
     def job(self, key: JobKey) -> Manifest | None:
         """The OPDJob or None."""
@@ -191,8 +195,9 @@ class Cache:
         ]
 
     def _bury(self, uid: str) -> None:
-        self._gone[uid] = None
-        if len(self._gone) > _TOMBSTONES:
+        now = self._clock()
+        self._gone.setdefault(uid, now)
+        while now - next(iter(self._gone.values())) > TOMBSTONE_SECONDS:
             self._gone.popitem(last=False)
 
     @property

@@ -1,9 +1,9 @@
 """How long learning takes beside TRL's DistillationTrainer: a table, a picture, and failure when a bar is missed.
 
-Same teacher, student, prompts in the same order, sampling, optimizer, clip, precision and threads, and on both sides one update
-for every four prompts. TRL has to answer them just before their update. Ours answers those of several updates in one batch
-(`updatesPerStep`), which decodes at a lower cost a token; the later updates of a step see answers that are a few updates old.
-Four learning rates each; the sides take turns, so that a busy minute of the machine falls on both. Reverse KL is measured from
+Same teacher, student, prompts in the same order, sampling, optimizer, clip, precision and threads. TRL answers the prompts of an
+update just before it; it runs with four and with eight of them, and its best counts. Ours makes one update for every four
+prompts and answers those of several updates in one batch (`updatesPerStep`), which decodes at a lower cost a token; the later
+updates of a step see answers that are a few updates old. Four learning rates each; the sides take turns, so that a busy minute of the machine falls on both. Reverse KL is measured from
 outside after training.
 `against_trl.py --missing` goes on after an interruption, `--redraw` only draws. Results are in results/trl.json.
 """
@@ -38,12 +38,13 @@ class Side:
     python: Path
     script: str
     options: dict[str, Any]
+    #: Prompts of an update.
+    prompts: int
     #: Updates between two rollouts. A curve's steps are updates on every side.
     updates_per_step: int = 1
 
 
 OURS = "ours"
-PROMPTS_PER_UPDATE = 4
 #: TRL's default, and the one that is faster here for both.
 DTYPE = "bf16"
 UPDATES, EVERY = 20, 4
@@ -52,7 +53,8 @@ ANSWER_TOKENS = 32
 #: More than the signals are measured on, because a ratio is drawn from it.
 HELD_OUT = 24
 SIDES = (
-    Side("TRL DistillationTrainer", recipe.PEER_PYTHON, "peer_trl.py", {"beta": 1.0}),
+    Side("TRL, 4 prompts an update", recipe.PEER_PYTHON, "peer_trl.py", {"beta": 1.0}, prompts=4),
+    Side("TRL, 8 prompts an update", recipe.PEER_PYTHON, "peer_trl.py", {"beta": 1.0}, prompts=8),
     Side(
         OURS,
         recipe.OURS_PYTHON,
@@ -63,6 +65,7 @@ SIDES = (
                 "distillation": {"signal": "loss", "tokenSelection": "full", "divergence": "reverse_kl"},
             },
         },
+        prompts=4,
         updates_per_step=2,
     ),
 )
@@ -76,7 +79,7 @@ def train(side: Side, learning_rate: float, seed: int, folders: recipe.Folders, 
         "learning_rate": learning_rate,
         "seed": seed,
         "dtype": DTYPE,
-        "prompts_per_step": PROMPTS_PER_UPDATE * side.updates_per_step,
+        "prompts_per_step": side.prompts * side.updates_per_step,
         "updates_per_step": side.updates_per_step,
         "steps": UPDATES // side.updates_per_step,
         "every": EVERY // side.updates_per_step,

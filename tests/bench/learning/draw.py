@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 PAGE = recipe.ROOT / "docs/experiments.md"
 IMAGES = recipe.ROOT / "docs/images"
 #: Okabe-Ito: distinguishable for everyone.
-BLUE, ORANGE, GREEN, INK, FAINT = "#0072b2", "#d55e00", "#009e73", "#3d4451", "#d9dde4"
+BLUE, ORANGE, GREEN, AMBER, INK, FAINT = "#0072b2", "#d55e00", "#009e73", "#e69f00", "#3d4451", "#d9dde4"
 STYLE = {
     "svg.fonttype": "path",
     "svg.hashsalt": "experiments",
@@ -154,7 +154,7 @@ def _draw_curves(axes: Axes, curves: list[Curve], clock: str, share: float) -> N
     level = share * curves[0].reverse_kl[0]
     axes.axhline(level, color=INK, linewidth=0.8, linestyle=":")
     sides = dict.fromkeys(curve.side for curve in curves)
-    for number, (side, colour) in enumerate(zip(sides, (BLUE, ORANGE), strict=True)):
+    for number, (side, colour) in enumerate(zip(sides, (ORANGE, AMBER, BLUE), strict=True)):
         own = [curve for curve in curves if curve.side == side]
         winner = best(own, share, clock) or min(own, key=lambda curve: curve.reverse_kl[-1])
         for curve in own:

@@ -39,7 +39,7 @@ class Sizes:
     training_seconds: float = 95.0
     #: Jobs that are created and deleted, and how long that may take: a busy machine does not get to the end.
     cycles: int = 10_000
-    cycle_seconds: float = 1000.0
+    cycle_seconds: float = 3600.0
     #: RayJobs for KubeRay, OPDJobs for us.
     ray_jobs: int = 100
     #: Jobs whose passes are profiled.

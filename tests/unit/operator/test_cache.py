@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from opd_api.progress import FINAL_KEY, PROGRESS_KEY
-from opd_operator.cache import Cache, Change, JobKey, Urgency, trim
+from opd_operator.cache import TOMBSTONE_SECONDS, Cache, Change, JobKey, Urgency, trim
 from opd_operator.children.names import job_label, progress_config_map
 from opd_operator.model import Kind, ObjectRef
 from opd_operator.resources import CHILDREN, OPDJOB
@@ -175,9 +175,11 @@ def test_jobs_of_long_and_similar_names_do_not_mix() -> None:
     assert [found["metadata"]["name"] for found in snapshot.pods] == ["p2"]
 
 
-def test_ten_thousand_jobs_that_come_and_go_leave_a_bounded_trace() -> None:
-    cache = Cache()
+def test_ten_thousand_jobs_that_come_and_go_leave_the_uids_of_the_last_minutes() -> None:
+    now = 0.0
+    cache = Cache(clock=lambda: now)
     for number in range(10_000):
+        now += 1.0
         uid = f"j{number}"
         cache.put(OPDJOB, job(number * 4 + 1, name=uid, uid=uid))
         cache.put(PODS, pod(number * 4 + 2, name=uid, uid=f"p{number}", of=uid))
@@ -186,7 +188,18 @@ def test_ten_thousand_jobs_that_come_and_go_leave_a_bounded_trace() -> None:
     assert cache.size == 0
     assert not cache._children
     assert not cache._job_of_label
-    assert len(cache._gone) <= 20_000
+    assert len(cache._gone) <= 2 * (TOMBSTONE_SECONDS + 1)
+
+
+def test_a_list_cannot_bring_back_what_was_deleted_while_it_was_read() -> None:
+    now = 0.0
+    cache = Cache(clock=lambda: now)
+    cache.put(OPDJOB, job(1))
+    cache.remove(PODS, pod(20))
+    now = TOMBSTONE_SECONDS
+    cache.remove(PODS, pod(21, name="other", uid="other"))
+    assert cache.put(PODS, pod(19)) is None
+    assert list(cache.children(MATH, Kind.POD)) == []
 
 
 def test_trimming_keeps_what_decisions_read_and_drops_the_bulk() -> None:
