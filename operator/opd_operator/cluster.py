@@ -196,7 +196,8 @@ class Cluster:
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"uid": deletion.uid},
-            "propagationPolicy": deletion.propagation.value,
+            # What hangs on the object goes after it: nothing here waits for a child of a child.
+            "propagationPolicy": "Background",
         }
         if deletion.grace_seconds is not None:
             body["gracePeriodSeconds"] = deletion.grace_seconds

@@ -8,18 +8,12 @@ from enum import StrEnum
 from opd_operator.model import Diagnosis, Manifest, ObjectRef
 
 
-class Propagation(StrEnum):
-    BACKGROUND = "Background"
-    FOREGROUND = "Foreground"
-
-
 @dataclass(frozen=True)
 class Deletion:
     """Delete one object, only if it still has this UID. 404 and a UID conflict both mean done."""
 
     ref: ObjectRef
     uid: str
-    propagation: Propagation = Propagation.BACKGROUND
     #: None leaves the objects' own grace period.
     grace_seconds: int | None = None
 

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import logging
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -36,6 +37,8 @@ def main() -> int:
     parser.add_argument("--life", help="play only this life of the rounds, for example job07")
     parser.add_argument("--minutes", type=float, default=90.0, help="no new round begins after so many minutes")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "chaos", help="folder for failing schedules")
+    # Whoever ends us wants the control plane ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given = parser.parse_args()
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1, 10**6)
     schedules = given.schedules or (given.lives if given.seed is not None else SCHEDULES)

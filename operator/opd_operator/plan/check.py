@@ -53,7 +53,7 @@ def from_document(document: FinalDocument) -> Diagnosis:
 
 def _start(draft: Draft) -> bool:
     if draft.truth(ConditionType.INPUTS_CHECKED) is not Truth.FALSE:
-        draft.set(ConditionType.INPUTS_CHECKED, Truth.FALSE, Reason.CHECK_RUNNING, "the input check starts")
+        draft.set(ConditionType.INPUTS_CHECKED, Truth.FALSE, Reason.CHECK_RUNNING, "the input check runs")
     pause = moment(draft.next_attempt_time)
     if pause is not None and not draft.passed(pause, 0):
         draft.wait(Reason.BACK_OFF, "the input check is tried again")

@@ -25,7 +25,7 @@ from opd_operator.model import (
     Observation,
     Owned,
 )
-from opd_operator.planned import Deletion, EventType, PlannedEvent, Propagation, Rehearsal, SecretRequest, StopRequest
+from opd_operator.planned import Deletion, EventType, PlannedEvent, Rehearsal, SecretRequest, StopRequest
 from opd_operator.settings import Settings
 
 MESSAGE_LIMIT = 1024
@@ -147,7 +147,7 @@ class Draft:
 
     def going_away(self) -> str:
         """What is waited for while pods end, with the nodes that end theirs too late: nobody answers there."""
-        said = f"{self.observation.holding_pods} pods are going away"
+        said = "pods are going away"  # not how many: each that goes would cost a status write
         going = sorted((node, moment(at)) for node, at in self.observation.going_by.items())
         late = [node for node, at in going if at is not None and self.passed(at, OVERDUE_SECONDS)]
         if not late:
@@ -251,11 +251,11 @@ class Draft:
         self.create_once(Kind.CONFIG_MAP, config_map(self.context, config))
         return config_map_name(self.context, config), config.content_hash
 
-    def remove(self, owned: Owned | None, propagation: Propagation = Propagation.BACKGROUND) -> None:
+    def remove(self, owned: Owned | None) -> None:
         """Delete a child unless it is gone or going."""
         if owned is not None and not owned.deleting and all(item.uid != owned.uid for item in self.delete):
             ref = ObjectRef(API_VERSION_OF_KIND[owned.kind], owned.kind.value, self.job.namespace, owned.name)
-            self.delete.append(Deletion(ref, owned.uid, propagation))
+            self.delete.append(Deletion(ref, owned.uid))
 
     @property
     def deletions(self) -> tuple[Deletion, ...]:

@@ -60,7 +60,7 @@ def _start(draft: Draft, subjects: list[str]) -> None:
     if draft.truth(ConditionType.TEACHERS_PROBED) is Truth.TRUE:
         # Other pods answer than those that were probed: the clock starts anew.
         draft.set(ConditionType.TEACHERS_PROBED, Truth.UNKNOWN, Reason.WAITING, "other pods answer now")
-    draft.set(ConditionType.TEACHERS_PROBED, Truth.FALSE, Reason.PROBE_RUNNING, "the teacher probe starts")
+    draft.set(ConditionType.TEACHERS_PROBED, Truth.FALSE, Reason.PROBE_RUNNING, "the teacher probe runs")
     pause = moment(draft.next_attempt_time)
     if pause is not None and not draft.passed(pause, 0):
         draft.wait(Reason.BACK_OFF, "the teacher probe is tried again")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -109,6 +110,8 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default all")
     parser.add_argument("--small", action="store_true", help="small numbers, to see that it works: nothing is kept")
     parser.add_argument("--cluster", default=f"{PREFIX}{os.getpid()}", help="name of the control plane")
+    # Whoever ends us wants the control plane ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     chosen = parser.parse_args()
     if unknown := set(chosen.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}")

@@ -386,3 +386,13 @@ def test_a_job_that_fails_before_its_teachers_counts_none() -> None:
 def test_the_event_of_a_finding_has_its_code_as_reason() -> None:
     world = World(job_document(training={"learningRate": 1e-4})).settle()
     assert "spec.training.learningRate" in dict(world.said)["LearningRateHigh"]
+
+
+@pytest.mark.parametrize("reach", ["settle", "ready"], ids=["check", "probe"])
+def test_a_step_whose_job_appears_says_nothing_new(reach: str) -> None:
+    world = World()
+    getattr(world, reach)()
+    made = [plan for plan in world.plans if any(item["kind"] == "Job" for item in plan.create)]
+    after = world.plans[world.plans.index(made[-1]) + 1 :]
+    assert after, "the pass that sees the Job"
+    assert not [plan for plan in after if plan.status is not None]

@@ -64,14 +64,31 @@ def test_pods_that_outstay_their_grace_are_told_with_their_node(condition: str) 
         world.final("Succeeded")
     world.settle()
     linger(world, head, "gpu-7")
-    assert world.settle().condition(condition)["message"] == "1 pods are going away"
-    assert world.after(29).condition(condition)["message"] == "1 pods are going away"
+    assert world.settle().condition(condition)["message"] == "pods are going away"
+    assert world.after(29).condition(condition)["message"] == "pods are going away"
     said = world.after(2).condition(condition)["message"]
     assert "gpu-7 did not end them in time" in said
     assert "delete its Node object" in said
     del world.objects["Pod", head["metadata"]["name"]]
     world.settle()
     assert world.condition("ResourcesReleased")["status"] == "True"
+
+
+def test_pods_that_go_one_after_the_other_cost_one_status_write() -> None:
+    world = World().training()
+    [head] = [world.get("Pod", name) for name in world.accelerator_pods() if "head" in name]
+    world.edit(suspend=True)
+    world.settle()
+    world.final("Preempted")
+    world.settle()
+    for number in range(3):
+        linger(world, {**head, "metadata": {**head["metadata"], "name": f"going-{number}"}}, "gpu-7")
+    world.settle()
+    written = len([made for made in world.plans if made.status is not None])
+    for number in range(2):
+        del world.objects["Pod", f"going-{number}"]
+        world.settle()
+    assert len([made for made in world.plans if made.status is not None]) == written
 
 
 @pytest.mark.parametrize("reach", ["settle", "checked", "ready", "probed"])

@@ -48,6 +48,10 @@ class Deadlines:
         return cls(placement=min(600.0, stall), start=stall, step=stall, files=stall)
 
 
+class _RankDiedError(TrainerError):
+    """The process of a rank is gone: the cause of what the others complain of."""
+
+
 class LearnerGroup:
     """`interfaces.Learner` over Ray. Every call goes to all ranks at once, in the same order.
 
@@ -199,24 +203,20 @@ class LearnerGroup:
 def _first_failure(tasks: dict[int, asyncio.Future[Any]], done: set[asyncio.Future[Any]]) -> TrainerError | None:
     """A dead rank is a better explanation than the complaint of a rank that lost it."""
     failures = [f for rank, task in tasks.items() if task in done and (f := _failure(rank, task))]
-    return min(failures, key=lambda failure: not _names_a_dead_rank(failure), default=None)
-
-
-def _names_a_dead_rank(failure: TrainerError) -> bool:
-    return " died: " in str(failure)
+    return min(failures, key=lambda failure: not isinstance(failure, _RankDiedError), default=None)
 
 
 async def _blame(
     tasks: dict[int, asyncio.Future[Any]], pending: set[asyncio.Future[Any]], failure: TrainerError
 ) -> TrainerError:
     """The failure of the rank that is to blame: the survivors notice a closed connection before Ray notices the death."""
-    if failure.failure.reason is not Reason.LEARNER_FAILED or _names_a_dead_rank(failure) or not pending:
+    if failure.failure.reason is not Reason.LEARNER_FAILED or isinstance(failure, _RankDiedError) or not pending:
         return failure
     until = asyncio.get_running_loop().time() + _BLAME_SECONDS
     while pending and (left := until - asyncio.get_running_loop().time()) > 0:
         done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         named = _first_failure(tasks, done)
-        if named is not None and _names_a_dead_rank(named):
+        if named is not None and isinstance(named, _RankDiedError):
             return named
     return failure
 
@@ -229,7 +229,7 @@ def _failure(rank: int, task: asyncio.Future[Any]) -> TrainerError | None:
     """What a finished call says, if it is bad."""
     error = task.exception()
     if isinstance(error, RayActorError):
-        return TrainerError(
+        return _RankDiedError(
             FailureClass.INFRASTRUCTURE,
             Reason.LEARNER_FAILED,
             f"learner rank {rank} died: {_first_line(error)}; out of memory, an evicted pod or a lost node are usual causes",
