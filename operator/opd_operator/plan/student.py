@@ -22,6 +22,13 @@ def begin(draft: Draft) -> None:
     """Bring the current attempt to its RayJob."""
     if not start_teachers(draft) or not probe_teachers(draft) or not others_gone(draft):
         return
+    record_start(draft)
+    create(draft)
+    draft.event(EventType.NORMAL, Reason.ATTEMPT_STARTED, f"attempt {draft.attempt} starts")
+
+
+def record_start(draft: Draft) -> None:
+    """The current attempt begins now."""
     draft.record(
         AttemptStatus(
             number=draft.attempt,
@@ -33,8 +40,6 @@ def begin(draft: Draft) -> None:
             message=None,
         )
     )
-    create(draft)
-    draft.event(EventType.NORMAL, Reason.ATTEMPT_STARTED, f"attempt {draft.attempt} starts")
 
 
 def others_gone(draft: Draft) -> bool:

@@ -9,6 +9,7 @@ from opd_operator.plan.check import from_document
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.endings import End, EndKind, find_end
 from opd_operator.plan.outcome import attempt_stopped, fail, succeed
+from opd_operator.plan.student import record_start
 from opd_operator.plan.teachers import release_teachers
 from opd_operator.plan.train import observe_attempt
 from opd_operator.planned import EventType, StopRequest
@@ -29,12 +30,24 @@ def suspend_or_resume(draft: Draft) -> bool:
     if truth is Truth.FALSE:
         draft.set(ConditionType.SUSPENDED, Truth.UNKNOWN, Reason.SUSPEND_REQUESTED, "spec.suspend is true")
         draft.event(EventType.NORMAL, Reason.SUSPEND_REQUESTED, "a checkpoint is asked for, then everything is freed")
+    _tell_what_was_begun(draft)
     if draft.live and not _stopped(draft):
         draft.wait(Reason.SUSPEND_REQUESTED, "the trainer saves before everything is freed")
         return False
     if not draft.is_true(ConditionType.SUCCEEDED) and not draft.is_true(ConditionType.FAILED):
         _free(draft)
     return False
+
+
+def _tell_what_was_begun(draft: Draft) -> None:
+    """A RayJob that lives and of which the status does not tell yet is an attempt all the same. It is written down before the
+    RayJob goes: its number marks what it wrote, and must not be given to another attempt."""
+    told = {item.number for item in draft.attempts}
+    untold = [number for number in draft.observation.ray_jobs if number >= draft.attempt and number not in told]
+    if untold:
+        draft.attempt = max(untold)
+        record_start(draft)
+        attempt_stopped(draft, "suspended before the trainer reported")
 
 
 def _stopped(draft: Draft) -> bool:

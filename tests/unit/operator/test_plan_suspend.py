@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from datetime import timedelta
+
 import pytest
 from opd_world import World, final, job_document
 
@@ -250,3 +253,44 @@ def test_a_delete_that_is_refused_is_tried_again_though_nothing_else_happens(way
     made = world.step()
     assert made.requeue_after is not None
     assert made.requeue_after <= 16
+
+
+def lose_the_status_of_the_next_attempt(world: World) -> None:
+    """The RayJob is created, and the status that tells of it meets a conflict: the spec was edited at the same time."""
+    known = set(world.names("RayJob"))
+    for _ in range(20):
+        before = copy.deepcopy(world.job.get("status", {}))
+        world.step()
+        if set(world.names("RayJob")) - known:
+            world.job["status"] = before
+            return
+    raise AssertionError("no RayJob was created")
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_an_attempt_whose_beginning_was_not_written_keeps_its_number(attempt: int) -> None:
+    world = World()
+    if attempt == 1:
+        world.ready()
+        world.end_job("probe", final())
+    else:
+        world.training()
+        world.final("Failed", failureClass="Infrastructure", reason="HeadLost", message="gone")
+        world.remove_pods("math-1")
+        world.settle()
+        world.now += timedelta(hours=1)
+    lose_the_status_of_the_next_attempt(world)
+    assert world.names("RayJob") == [f"math-{attempt}"]
+    world.edit(suspend=True)
+    world.settle()
+    assert world.phase == "Suspended"
+    assert world.names("RayJob") == []
+    assert world.attempt(attempt)["reason"] == "Suspended"
+    world.edit(suspend=False)
+    world.settle()
+    if not world.names("RayJob"):
+        world.teacher_up()
+        world.settle()
+        world.end_job("probe", final())
+        world.settle()
+    assert world.names("RayJob") == [f"math-{attempt + 1}"], "the number of the untold attempt was used again"
