@@ -8,6 +8,7 @@ done one; a process that dies is a failure of the test it was running and of the
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,9 @@ from _pytest.runner import runtestprotocol
 WORD = 4
 #: What a pipe takes before anybody reads.
 PIPE_BYTES = 65536
+
+#: Of a test's own time limit: so long a silence of all forks is taken before they are killed.
+SILENCE = 2.0
 
 Modules = Sequence[Sequence[pytest.Item]]
 
@@ -56,6 +60,8 @@ class _Run:
         self._config = session.config
         self._items = {item.nodeid: item for item in session.items}
         self._left = dict.fromkeys(self._items)
+        limit = self._config.getoption("timeout", None) or self._config.getini("timeout")
+        self._patience = SILENCE * float(limit) if limit else None
         self._running: dict[Connection, str | None] = {}
         self._pids: dict[Connection, int] = {}
         modules = modules_of(session.items)
@@ -88,7 +94,12 @@ class _Run:
     def until_done(self) -> None:
         """Every collected test has a report afterwards."""
         while self._running:
-            for told in wait(list(self._running)):
+            ready = wait(list(self._running), self._patience)
+            if not ready:
+                # Deaf to pytest-timeout's signal: in C code that never returns, for example.
+                for fork in self._running:
+                    os.kill(self._pids[fork], signal.SIGKILL)
+            for told in ready:
                 assert isinstance(told, Connection)
                 try:
                     self._take(told, *told.recv())

@@ -47,14 +47,21 @@ def test_dies():
 
 def test_after(): ...
 """
+DEAF = """
+import signal, time
+
+def test_hangs():
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    time.sleep(50)
+"""
 
 
-def outcomes(folder: Path, processes: int) -> tuple[int, dict[str, str], str]:
+def outcomes(folder: Path, processes: int, *options: str) -> tuple[int, dict[str, str], str]:
     """Exit code, outcome of every test, and what pytest printed."""
     report = folder / "report.xml"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "forked", f"--processes={processes}", f"--rootdir={folder}",
-         f"--junitxml={report}", "-p", "no:cacheprovider", str(folder)],
+         f"--junitxml={report}", "-p", "no:cacheprovider", *options, str(folder)],
         env={**os.environ, "PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
@@ -90,3 +97,12 @@ def test_a_fork_that_dies_fails_its_test_and_the_rest_of_its_module(folder: Path
     assert found["test_deadly.test_dies"] == found["test_deadly.test_after"] == "failure"
     assert "the process that ran this test ended with -9" in printed
     assert sum(outcome == "passed" for outcome in found.values()) == 16, "the other fork takes what is left"
+
+
+def test_a_fork_that_hears_no_time_limit_is_killed(folder: Path) -> None:
+    (folder / "test_deaf.py").write_text(DEAF)
+    code, found, printed = outcomes(folder, 2, "--timeout=1")
+    assert code == 1
+    assert found["test_deaf.test_hangs"] == "failure"
+    assert "the process that ran this test ended with -9" in printed
+    assert sum(outcome == "passed" for outcome in found.values()) == 15
