@@ -32,6 +32,9 @@ START = "from opd_operator.main import main; main()"
 #: Added to the grace before a new attempt starts though old pods are there; see invariants.
 OLD_PODS_EXTRA_SECONDS = 5.0
 
+#: Fewer than lives: a worker that hangs is missed.
+WORKERS = 4
+
 
 def settings(namespace: str, identity: str, election: bool) -> dict[str, Any]:
     """What an operator of a round is told: short back-offs, everything else as shipped."""
@@ -48,7 +51,7 @@ def settings(namespace: str, identity: str, election: bool) -> dict[str, Any]:
         "capacity_backoff_max_seconds": 3.0,
         "old_pods_extra_seconds": OLD_PODS_EXTRA_SECONDS,
         "training_status_seconds": 1.0,
-        "workers": 4,
+        "workers": WORKERS,
         "resync_seconds": 60.0,
     }
 

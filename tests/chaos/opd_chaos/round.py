@@ -18,7 +18,8 @@ from operator_api import Api
 
 from opd_chaos.invariants import check
 from opd_chaos.observer import Observer, until
-from opd_chaos.operators import OLD_PODS_EXTRA_SECONDS, Replica, scratch
+from opd_chaos.operators import OLD_PODS_EXTRA_SECONDS, WORKERS, Replica, scratch
+from opd_chaos.proxy import CALL_SECONDS
 from opd_chaos.record import Story, Violation
 from opd_chaos.schedule import LIVES, Life, Round
 from opd_chaos.world import World
@@ -28,6 +29,8 @@ from opd_operator.resources import Resource
 Manifest = dict[str, Any]
 #: A life that has not come to rest by then never will: far beyond every deadline of a schedule.
 LIFE_SECONDS = 120.0
+#: A life's calls, for what hangs: see `life_seconds`.
+CALLS_A_LIFE = 60
 CLEAN_SECONDS = 60.0
 #: The API server serves every Event here, by whichever API it was written.
 EVENTS = Resource("", "v1", "events", "Event")
@@ -106,7 +109,7 @@ async def play(stage: Stage, plan: Round) -> Result:
         worlds = [World(stage.api, stage.observer, namespace, life) for life in plan.lives]
         violations: list[Violation] = []
         try:
-            for found in await asyncio.gather(*(_live(stage, world) for world in worlds)):
+            for found in await asyncio.gather(*(_live(stage, world, life_seconds(plan)) for world in worlds)):
                 violations += found
         finally:
             broken = [repr(task) for task in running if task.done()]
@@ -139,7 +142,13 @@ async def play(stage: Stage, plan: Round) -> Result:
     )
 
 
-async def _live(stage: Stage, world: World) -> list[Violation]:
+def life_seconds(plan: Round) -> float:
+    """How long a life may take: where calls hang, each holds a worker that the other lives wait for."""
+    hanging = plan.mood.share if "timeout" in plan.mood.kinds else 0.0
+    return LIFE_SECONDS + len(plan.lives) * CALLS_A_LIFE * hanging * CALL_SECONDS / WORKERS
+
+
+async def _live(stage: Stage, world: World, seconds: float) -> list[Violation]:
     """One life, until it rests; then its OPDJob is deleted and everything of it must go."""
     async with stage.places:
         await asyncio.sleep(world.life.begins_after)
@@ -147,7 +156,7 @@ async def _live(stage: Stage, world: World) -> list[Violation]:
         playing = asyncio.create_task(world.run())
         name, clock = world.life.name, stage.observer.clock
         try:
-            late = await until("rest", lambda: at_rest(world), LIFE_SECONDS, clock)
+            late = await until("rest", lambda: at_rest(world), seconds, clock)
             world.last_phase = world.status.get("phase", "") if world.job else "deleted"
             found = [Violation("rest", name, f"{late}; {_brief(world)}")] if late else []
             if world.job is not None:
