@@ -80,6 +80,12 @@ class RunDirectory:
             if match and int(match[1]) < self.attempt:
                 shutil.rmtree(folder)
 
+    def drop_weights(self) -> None:
+        """Remove every published version; this attempt's mark stays. For a run whose export stands: nobody loads them again."""
+        self.prune_weights()
+        for folder in (self.weights / f"a{self.attempt}").glob("v*"):
+            shutil.rmtree(folder)
+
 
 def replace_directory(source: Path, target: Path) -> None:
     """Put a complete folder in the place of another one. A crash in between leaves the old one under `<name>.old`."""

@@ -32,6 +32,9 @@ def test_a_synchronous_run_trains_every_step_on_its_own_weights(tmp_path: Path) 
         assert rig.engine.updates == [1, 2, 3]
         assert final.result is not None
         assert (Path(final.result.exported_model or "") / "model.txt").read_text() == "4"
+        assert not list((tmp_path / "run" / "weights").glob("*/v*")), (
+            "as large as the export, and nobody loads them again"
+        )
 
     run_virtual(main())
 

@@ -52,6 +52,17 @@ def test_the_last_two_versions_are_kept_and_earlier_attempts_go(tmp_path: Path) 
     assert not (tmp_path / "weights" / "a1").exists()
 
 
+def test_weights_go_with_the_export_and_the_mark_of_the_attempt_stays(tmp_path: Path) -> None:
+    published(RunDirectory(tmp_path, 1), 1)
+    second = RunDirectory(tmp_path, 2)
+    published(second, 8, 9)
+    second.drop_weights()
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["a2"]
+    assert not list((tmp_path / "weights" / "a2").iterdir())
+    with pytest.raises(TrainerError):
+        RunDirectory(tmp_path, 1).check_fence()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root a read-only folder is enough")
 def test_a_claim_that_cannot_be_written_says_what_to_look_at(tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -268,6 +268,7 @@ class Controller:
         await self._parts.learner.export(temporary)
         await asyncio.to_thread(self._directory.check_fence)
         await asyncio.to_thread(replace_directory, temporary, target)
+        await asyncio.to_thread(self._directory.drop_weights)
         report = await self._report(Outcome.SUCCEEDED, self._story(Outcome.SUCCEEDED))
         checkpoint = self.state.last_checkpoint
         self._result = ResultStatus(
