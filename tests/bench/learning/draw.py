@@ -154,7 +154,7 @@ def _draw_curves(axes: Axes, curves: list[Curve], clock: str, share: float) -> N
     level = share * curves[0].reverse_kl[0]
     axes.axhline(level, color=INK, linewidth=0.8, linestyle=":")
     sides = dict.fromkeys(curve.side for curve in curves)
-    for number, (side, colour) in enumerate(zip(sides, (ORANGE, BLUE, AMBER), strict=False)):
+    for number, (side, colour) in enumerate(zip(sides, (ORANGE, BLUE, AMBER)[: len(sides)], strict=True)):
         own = [curve for curve in curves if curve.side == side]
         winner = best(own, share, clock) or min(own, key=lambda curve: curve.reverse_kl[-1])
         for curve in own:
