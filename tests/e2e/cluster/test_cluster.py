@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+
+from opd_cluster import cluster, daemons, full
 
 TRAINER = "opd-trainer:0.1.0"
 USER = {
@@ -63,6 +66,20 @@ def run_to_end(cluster: Any, namespace: str, manifest: dict[str, Any], seconds: 
     log = str(cluster.kubectl("logs", "-n", namespace, name))
     assert phase(cluster, namespace, name) == "Succeeded", log
     return log
+
+
+@pytest.mark.smoke
+def test_each_kubelet_listens_for_device_plugins_at_a_place_of_its_own(running_cluster: Any) -> None:
+    """At the same place, two that start together end one another, and a node's own kubelet loses its devices."""
+    layout = running_cluster.layout
+    if layout is None:
+        pytest.skip("the embedded cluster's kubelets share a machine")
+    members = full.nodes(layout, cluster.recorded_shape(layout) or cluster.Shape())
+    kubelets = [daemons.pid(layout, f"kubelet-{member.name}") for member in members]
+    sockets = [f"/proc/{pid}/root/var/lib/kubelet/device-plugins/kubelet.sock" for pid in kubelets]
+    listening = {(found.st_dev, found.st_ino) for found in map(os.stat, sockets)}
+    assert len(listening) == len(members) > 1
+    assert os.stat("/var/lib/kubelet").st_dev not in {device for device, _ in listening}
 
 
 @pytest.mark.smoke

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from opd_cluster import addons, cluster, controlplane, debian, full, layout, network, node, parts
+from opd_cluster import addons, cluster, controlplane, daemons, debian, full, layout, network, node, parts
 from opd_cluster.cli import app
 from opd_cluster.cluster import Shape
 from opd_cluster.errors import ClusterError
@@ -116,6 +116,19 @@ def test_gpu_nodes_of_named_pools_have_the_label_and_the_taint_of_theirs_in_turn
 def test_a_daemon_that_does_not_run_cannot_be_killed(cache: Path) -> None:
     with pytest.raises(ClusterError, match="kubelet-gpu-0 of cluster one does not run"):
         node.kill_kubelet(full.nodes(open_layout("one"), Shape())[1])
+
+
+def test_a_daemon_that_ends_while_the_cluster_comes_up_is_named_at_once(cache: Path) -> None:
+    here = open_layout("one")
+    here.logs.mkdir(parents=True)
+    (here.logs / "kubelet-gpu-0.log").write_text("bind: address already in use")
+    pids = here.state / "pids"
+    pids.mkdir()
+    (pids / "kubelet-cpu-0").write_text(str(os.getpid()))
+    (pids / "kubelet-gpu-0").write_text(str(2**22 + 1))  # beyond the kernel's largest
+    with pytest.raises(ClusterError, match="every node is ready: kubelet-gpu-0 ended") as caught:
+        daemons.await_condition(here, "every node is ready", lambda: False, seconds=600)
+    assert "address already in use" in caught.value.hint
 
 
 def test_images_go_where_their_pods_run(cache: Path) -> None:

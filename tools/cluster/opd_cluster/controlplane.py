@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opd_cluster import daemons, parts, pki
 from opd_cluster.layout import API_PORT, POD_CIDR, SERVICE_CIDR, Layout
-from opd_cluster.shell import find_kubectl, run, tail, wait_for
+from opd_cluster.shell import find_kubectl, run, tail
 
 READY_SECONDS = 60
 
@@ -25,7 +25,8 @@ def start(layout: Layout, *, scheduler: bool, controller_qps: int | None = None)
     program = parts.binary(parts.KUBERNETES)
     daemons.start(layout, "etcd", [program, *_etcd(layout)])
     daemons.start(layout, "kube-apiserver", [program, *_api_server(layout)])
-    wait_for(
+    daemons.await_condition(
+        layout,
         "the API server answers",
         lambda: api_ready(layout),
         seconds=READY_SECONDS,
@@ -44,7 +45,8 @@ def start(layout: Layout, *, scheduler: bool, controller_qps: int | None = None)
             config,
         ]
         daemons.start(layout, "kube-scheduler", [program, "kube-scheduler", *arguments, "--leader-elect=false"])
-    wait_for(
+    daemons.await_condition(
+        layout,
         "the controller manager works",
         lambda: _service_account_exists(layout),
         seconds=READY_SECONDS,

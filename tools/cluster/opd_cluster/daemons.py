@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from opd_cluster import cgroups
@@ -15,6 +15,7 @@ from opd_cluster.debian import SBIN
 from opd_cluster.errors import ClusterError
 from opd_cluster.layout import Layout
 from opd_cluster.network import inside
+from opd_cluster.shell import tail, wait_for
 
 
 def environment() -> dict[str, str]:
@@ -57,11 +58,39 @@ def _pids(layout: Layout) -> Path:
     return layout.state / "pids"
 
 
+def _started(layout: Layout) -> dict[str, int]:
+    return {file.name: int(file.read_text()) for file in sorted(_pids(layout).glob("*"))}
+
+
+def pid(layout: Layout, name: str) -> int:
+    """Process id of a daemon that was started (it may have ended since)."""
+    return _started(layout)[name]
+
+
 def ended(layout: Layout) -> list[str]:
     """Names of the daemons that were started and do not run any more."""
-    started = {file.name: int(file.read_text()) for file in sorted(_pids(layout).glob("*"))}
     running = cgroups.alive(cgroups.members(layout.cgroup))
-    return [name for name, pid in started.items() if pid not in running]
+    return [name for name, pid in _started(layout).items() if pid not in running]
+
+
+def await_condition(
+    layout: Layout, what: str, condition: Callable[[], object], *, seconds: float, hint: Callable[[], str] | None = None
+) -> None:
+    """`shell.wait_for` while the cluster comes up: nobody restarts a daemon, so the first that ends is the failure.
+
+    Raises ClusterError with the end of that daemon's log, at once.
+    """
+
+    def holds() -> object:
+        # Not `ended`: a daemon that has just been started is not yet in its cgroup.
+        started = _started(layout)
+        running = cgroups.alive(set(started.values()))
+        for name, number in started.items():
+            if number not in running:
+                raise ClusterError(f"{what}: {name} ended", tail(layout.logs / f"{name}.log"))
+        return condition()
+
+    wait_for(what, holds, seconds=seconds, hint=hint)
 
 
 def kill(layout: Layout, name: str) -> None:

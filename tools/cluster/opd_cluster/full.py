@@ -6,14 +6,14 @@ import json
 import shutil
 from collections.abc import Iterable
 
-from opd_cluster import addons, cluster, controlplane, debian, network, node, parts
+from opd_cluster import addons, cluster, controlplane, daemons, debian, network, node, parts
 from opd_cluster.cluster import Shape
 from opd_cluster.errors import ELSEWHERE, ClusterError
 from opd_cluster.images import catalog
 from opd_cluster.images.dockerfile import Image
 from opd_cluster.layout import Layout, cache_root, locked, open_layout
 from opd_cluster.node import Node
-from opd_cluster.shell import Stage, need_root, say, wait_for
+from opd_cluster.shell import Stage, need_root, say
 
 NODE_SECONDS = 60
 NEEDED_BYTES = 12 * 10**9
@@ -77,7 +77,8 @@ def _start_nodes(layout: Layout, members: list[Node]) -> None:
         members[0].store.load(catalog.kuberay())
         for member in members:
             node.start_kubelet(member)
-        wait_for(
+        daemons.await_condition(
+            layout,
             "every node is ready",
             lambda: not _dead(layout, members),
             seconds=NODE_SECONDS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from opd_cluster import cgroups, daemons, network, parts, pki
 from opd_cluster.images.catalog import PAUSE
 from opd_cluster.images.store import SHORT_NAMES, Store
 from opd_cluster.layout import DNS_SERVICE_ADDRESS, POD_CIDR, RUN_DIR, SERVICE_CIDR, Layout
-from opd_cluster.shell import run, tail, wait_for
+from opd_cluster.shell import run, tail
 
 SOCKET_SECONDS = 30
+KUBELET_DIR = Path("/var/lib/kubelet")
 FIREWALL_SECONDS = 60
 GPU_RESOURCE = "nvidia.com/gpu"
 POOL_LABEL = "opd.dev/gpu-pool"
@@ -80,13 +82,24 @@ def start_containerd(node: Node) -> None:
     _write_network_plugin(node)
     config = node.home / "containerd.toml"
     config.write_text(_containerd_config(node))
-    daemons.start(node.layout, f"containerd-{node.name}", ["containerd", "--config", config], netns=node.netns)
-    wait_for(
+    # Each kubelet listens for device plugins at a fixed place below KUBELET_DIR, whatever its root directory is, and empties
+    # that place first. Sharing it, two kubelets of ours that start at the same moment end one another; and on a machine that
+    # is a node itself, its own kubelet would lose its GPUs. So a node has a mount namespace too: its containerd's.
+    KUBELET_DIR.mkdir(parents=True, exist_ok=True)
+    line = f"mount -t tmpfs kubelet {KUBELET_DIR} && exec containerd --config {shlex.quote(str(config))}"
+    own_mounts = ["unshare", "--mount", "--propagation", "slave"]
+    daemons.start(node.layout, _runtime(node), [*own_mounts, "sh", "-c", line], netns=node.netns)
+    daemons.await_condition(
+        node.layout,
         f"containerd of {node.name} answers",
         lambda: node.socket.exists() and run([*node.store.ctr, "version"], check=False).returncode == 0,
         seconds=SOCKET_SECONDS,
-        hint=lambda: tail(node.layout.logs / f"containerd-{node.name}.log"),
+        hint=lambda: tail(node.layout.logs / f"{_runtime(node)}.log"),
     )
+
+
+def _runtime(node: Node) -> str:
+    return f"containerd-{node.name}"
 
 
 def start_kubelet(node: Node) -> None:
@@ -121,7 +134,9 @@ def run_kubelet(node: Node) -> None:
         "node-ip": layout.node_address(node.position),
         "node-labels": ",".join(f"{name}={value}" for name, value in node.labels.items()),
     }
-    daemons.start(layout, f"kubelet-{node.name}", [program, "kubelet", *_flags(arguments)], netns=node.netns)
+    mounts = f"--mount=/proc/{daemons.pid(layout, _runtime(node))}/ns/mnt"
+    command = ["nsenter", mounts, program, "kubelet", *_flags(arguments)]
+    daemons.start(layout, f"kubelet-{node.name}", command, netns=node.netns)
 
 
 def kill_kubelet(node: Node) -> None:
@@ -170,7 +185,8 @@ def start_firewall(node: Node) -> None:
         before="echo 1 > /proc/sys/net/bridge/bridge-nf-call-iptables",
     )
     rules = network.inside(node.netns, "iptables", "-n", "-L", "KUBE-ROUTER-FORWARD")
-    wait_for(
+    daemons.await_condition(
+        layout,
         f"NetworkPolicies are enforced on {node.name}",
         lambda: run(rules, check=False).returncode == 0,
         seconds=FIREWALL_SECONDS,
