@@ -6,6 +6,7 @@ fields at all. CEL cannot look into pod templates, and an expression that fails 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -256,9 +257,22 @@ _SPEC = (
 
 #: Teacher fields that may change while a job runs: they act at the next attempt.
 _MUTABLE_OF_TEACHER = frozenset({*TemplatedPlacement.model_fields, "args", "image"})
+_MUTABLE_OF_TEACHER_IN_YAML = frozenset(Teacher.model_fields[name].alias or name for name in _MUTABLE_OF_TEACHER)
 IMMUTABLE_SECTIONS = ("student", "routing", "distillation", "task", "data", "rollout", "training")
 #: Further volumes may change.
 IMMUTABLE_OF_STORAGE = ("claimName", "mountPath", "runPath")
+
+
+def may_change(path: str) -> bool:
+    """Whether this field of a started job may still be edited. `path`: as in a finding, spec.teachers[0].args."""
+    match re.findall(r"[^.\[\]]+", path):
+        case ["spec", "teachers", _, field, *_]:
+            return field in _MUTABLE_OF_TEACHER_IN_YAML
+        case ["spec", "storage", field, *_]:
+            return field not in IMMUTABLE_OF_STORAGE
+        case ["spec", section, *_]:
+            return section not in (*IMMUTABLE_SECTIONS, "teachers", "storage")
+    return False
 
 
 _NOT_STARTED = "!has(oldSelf.status) || !has(oldSelf.status.startTime)"

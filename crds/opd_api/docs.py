@@ -51,7 +51,9 @@ def api_page() -> str:
         "## What may change while a job runs",
         f"Once a job has started, {fixed} and the teachers (but not their `args`, `image`, placement and `template`) are fixed; the"
         " API server refuses a change. `suspend` and `lifecycle` may change at any time; changes of placement, images and templates"
-        " act at the next attempt.",
+        " act at the next attempt. A change that breaks a rule is told at once (condition `Accepted`, an Event), one that only the"
+        " API server refuses when it would act. Either way the attempt that runs is not touched; nothing more starts, and no"
+        " accelerator is held, until the change is corrected.",
         "Vision-language students, learner and engine on one GPU, and weight transfer by CUDA IPC are not part of v1alpha1.",
         "## spec",
         *_sections("spec", spec),

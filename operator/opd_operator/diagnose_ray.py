@@ -38,6 +38,16 @@ def refused(job: RayJobView) -> Diagnosis | None:
     )
 
 
+def no_kuberay(message: str) -> Diagnosis:
+    """The kind RayJob is not there (yet, or any more)."""
+    return Diagnosis(
+        FailureClass.CAPACITY,
+        Reason.KUBERAY_MISSING,
+        message,
+        "Install KubeRay 1.6 or newer; the job goes on by itself.",
+    )
+
+
 def not_admitted() -> Diagnosis:
     """Whoever suspends RayJobs has not let this one begin."""
     return Diagnosis(

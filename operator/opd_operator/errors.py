@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ _TYPE_NOT_READ = "cannot find RESTMapping"
 
 #: etcd's refusal of an object of more than 1.5 MiB comes as a fault of the server, and does so every time.
 _TOO_LARGE = "request is too large"
+#: Words of an admission webhook, and of a ValidatingAdmissionPolicy, whatever code they answer with.
+_DENIED = re.compile(r"denied (?:the )?request")
 #: An admission webhook that does not answer: nothing is admitted until somebody repairs or removes it.
 _WEBHOOK = "failed calling webhook"
 
@@ -76,7 +79,11 @@ class ApiError(Exception):
             return WriteProblemKind.QUOTA if "exceeded quota" in self.message else WriteProblemKind.FORBIDDEN
         if self.code == 500 and _WEBHOOK in self.message:
             return WriteProblemKind.FORBIDDEN
-        if self.code in (400, 404, 405, 413, 415, 422):
+        if self.code == 404:
+            return WriteProblemKind.NOT_SERVED
+        if self.code in (400, 422) and _DENIED.search(self.message):
+            return WriteProblemKind.FORBIDDEN
+        if self.code in (400, 405, 413, 415, 422):
             return WriteProblemKind.INVALID
         return None
 

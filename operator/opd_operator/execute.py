@@ -319,8 +319,6 @@ class Executor:
         message = error.message
         if error.code == 404:
             message = f"the cluster does not serve {ref.kind} ({ref.api_version})"
-            if ref.api_version.startswith("ray.io/"):
-                message += "; install KubeRay 1.6 or newer"
         done.problems.append(WriteProblem(ref, kind, message))
 
 

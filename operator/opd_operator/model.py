@@ -118,9 +118,12 @@ class WriteProblemKind(StrEnum):
     BEING_DELETED = "beingDeleted"
     #: 403 with "exceeded quota".
     QUOTA = "quota"
-    #: 400 or 422: the child cannot exist as the templates have it; also 404 for a kind that is not installed.
+    #: 400 or 422: the child cannot exist as the templates have it.
     INVALID = "invalid"
-    #: 403 otherwise: the operator lacks a right, or an admission plug-in (Pod Security, policy engine) refuses.
+    #: 404: the kind is not installed.
+    NOT_SERVED = "notServed"
+    #: 403 otherwise: the operator lacks a right, or an admission plug-in (Pod Security, policy engine) refuses. Also what an
+    #: admission webhook or policy denies with another code (400 and 422 are their defaults).
     FORBIDDEN = "forbidden"
     #: 403 from an admission plug-in that has not read the type OPDJob yet: its CRD is younger than half a minute.
     TYPE_NOT_READ = "typeNotRead"
@@ -171,14 +174,16 @@ class Memory:
     #: Diagnosis that goes with Fact.DISRUPTED; kept because the pod soon vanishes.
     disruption: Diagnosis | None = None
     problems: tuple[WriteProblem, ...] = ()
+    #: Generation of the spec whose children met the problems.
+    met_at: int = 0
     #: Generation of the spec whose children the API server would take.
     rehearsed: int = 0
     #: The status of the last pass, when the API server did not take all of it.
     unwritten: Unwritten | None = None
 
-    def with_problems(self, problems: tuple[WriteProblem, ...]) -> Memory:
-        """The same memory after an execution that met these problems."""
-        return replace(self, problems=tuple(sorted(set(problems))))
+    def with_problems(self, problems: tuple[WriteProblem, ...], generation: int) -> Memory:
+        """The same memory after an execution, for this generation of the spec, that met these problems."""
+        return replace(self, problems=tuple(sorted(set(problems))), met_at=generation)
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,9 @@ def _remember(observation: Observation, attempt: int, now: datetime) -> Memory:
         activity=activity,
         since=since,
         disruption=(old.disruption if same else None) or (job.disruption if job else None),
-        problems=old.problems,
+        # Of another spec's children they say nothing about this one's.
+        problems=old.problems if old.met_at == observation.job.generation else (),
+        met_at=old.met_at,
         rehearsed=old.rehearsed,
         unwritten=old.unwritten,
     )

@@ -18,7 +18,7 @@ from opd_operator.execute import Execution, Executor, Outcome
 from opd_operator.logs import log_context
 from opd_operator.metrics import Metrics
 from opd_operator.model import Memory
-from opd_operator.observe import observe
+from opd_operator.observe import event_subjects, observe
 from opd_operator.plan import plan
 from opd_operator.recorder import Recorder
 from opd_operator.settings import Settings
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: After a refusal that is news, and after a pass that wrote: look again, so that a job always comes to rest.
 NEWS_SECONDS = 0.5
+#: Events are not watched: while one may come that tells what is waited for, and nothing else does, they are read so often.
+EVENTS_SECONDS = 30.0
 #: How long an answer "the namespace is being terminated" is believed.
 TERMINATING_SECONDS = 60.0
 
@@ -112,13 +114,16 @@ class Reconciler:
             log.warning("diagnosis", extra=words)
         if done.namespace_terminating:
             self._terminating[key.namespace] = time.monotonic()
-        after = memory.with_problems(tuple(done.problems))
+        after = memory.with_problems(tuple(done.problems), observation.job.generation)
         if done.rehearsed:
             after = replace(after, rehearsed=observation.job.generation)
         if done.outcome not in (Outcome.STALE, Outcome.GONE):
             after = replace(after, unwritten=done.unwritten)
         self._memories[key] = (uid, after)
-        self._again(key, done, self._memories[key][1].problems != memory.problems, decided.requeue_after)
+        requeue_after = decided.requeue_after
+        if decided.diagnosis is None and event_subjects(snapshot):
+            requeue_after = min(requeue_after or EVENTS_SECONDS, EVENTS_SECONDS)
+        self._again(key, done, self._memories[key][1].problems != memory.problems, requeue_after)
         return done
 
     def _again(self, key: JobKey, done: Execution, news: bool, requeue_after: float | None) -> None:

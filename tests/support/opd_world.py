@@ -6,6 +6,7 @@ Nothing here decides anything: it does what an API server, the built-in controll
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -86,7 +87,8 @@ class World(Controllers):
             observation = replace(observation, job=replace(observation.job, findings=()))
         made = plan(observation, self.now, self.settings)
         try:
-            self.memory = observation.memory.with_problems(self.execute(made))
+            problems = self.execute(made)
+            self.memory = observation.memory.with_problems(problems, observation.job.generation)
             if made.rehearse:
                 self.tried.append(made)
                 if not self.memory.problems:
@@ -217,3 +219,32 @@ class World(Controllers):
         self.settle()
         self.heartbeat(step)
         return self.settle()
+
+
+def _lose_the_status_of_the_next_attempt(world: World) -> None:
+    """The RayJob is created, and the status that tells of it meets a conflict: the spec was edited at the same time."""
+    known = set(world.names("RayJob"))
+    for _ in range(20):
+        before = copy.deepcopy(world.job.get("status", {}))
+        world.step()
+        if set(world.names("RayJob")) - known:
+            world.job["status"] = before
+            return
+    raise AssertionError("no RayJob was created")
+
+
+def untold_attempt(attempt: int) -> World:
+    """A world in which an attempt's RayJob lives and no status tells of it."""
+    world = World()
+    if attempt == 1:
+        world.ready()
+        world.end_job("probe", final())
+    else:
+        world.training()
+        world.final("Failed", failureClass="Infrastructure", reason="HeadLost", message="gone")
+        world.remove_pods("math-1")
+        world.settle()
+        world.now += timedelta(hours=1)
+    _lose_the_status_of_the_next_attempt(world)
+    assert world.names("RayJob") == [f"math-{attempt}"]
+    return world

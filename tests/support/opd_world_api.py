@@ -111,7 +111,7 @@ class ApiServer:
             return
         self._write()
         count = len(problems)
-        if self._exists(manifest, problems) and len(problems) > count:
+        if self._refused(manifest, problems) or (self._exists(manifest, problems) and len(problems) > count):
             return
         item = copy.deepcopy(manifest)
         changed = item.get("spec") != known.get("spec")

@@ -148,7 +148,7 @@ def engine_over_worker(job: OPDJob) -> Hits:
     size, room = job.spec.rollout.tensor_parallel_size, job.spec.gpus_per_worker
     if size > room:
         yield (
-            "spec.rollout.tensorParallelSize",
+            "spec.ray.workers.gpusPerWorker",  # the one of the two that may be put right while the job runs
             f"an engine of {size} accelerators does not fit into a worker with {room}. Write ray.workers.gpusPerWorker: {size}, "
             f"or tensorParallelSize: {room}.",
         )

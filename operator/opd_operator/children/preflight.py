@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from opd_api.paths import CONFIG_FILE
 from opd_api.vocabulary import ExitCode, Role
 from opd_operator.children import names
-from opd_operator.children.context import JobContext
+from opd_operator.children.context import JobContext, with_spec_hash
 from opd_operator.children.pods import PodParts, pod_template
 from opd_operator.children.teacher import client_variables
 from opd_operator.model import Manifest
@@ -67,7 +67,7 @@ def _job(
             pod={"restartPolicy": "Never"},
         ),
     )
-    return {
+    manifest: Manifest = {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": job.metadata(name, role),
@@ -86,3 +86,4 @@ def _job(
             "template": template,
         },
     }
+    return with_spec_hash(manifest)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from opd_api.vocabulary import ConditionType, FailureClass, Reason
-from opd_operator.model import Diagnosis, Kind, Observation
+from opd_api.vocabulary import ConditionType
+from opd_operator.model import Kind, Observation
 from opd_operator.plan.accept import RETRY_WRITE_SECONDS, accept, corrected, first_visit, refused_writes, start_over
 from opd_operator.plan.check import check_inputs
 from opd_operator.plan.draft import Draft
 from opd_operator.plan.events import changes
 from opd_operator.plan.finish import overdue, release
+from opd_operator.plan.hold import held
 from opd_operator.plan.rehearse import rehearsed
 from opd_operator.plan.status import build
 from opd_operator.plan.student import begin, between_attempts
@@ -63,29 +64,14 @@ def _advance(draft: Draft) -> None:
     if not accept(draft) or not refused_writes(draft) or not rehearsed(draft):
         return
     draft.refresh = _changed_before_the_student(draft)
-    if not suspend_or_resume(draft) or overdue(draft) or not check_inputs(draft):
+    if not suspend_or_resume(draft) or overdue(draft) or held(draft) or not check_inputs(draft):
         return
     if draft.entry is None:
-        if not _kuberay_is_missing(draft):
-            begin(draft)
+        begin(draft)
     elif draft.live:
         follow(draft)
     else:
         between_attempts(draft)
-
-
-def _kuberay_is_missing(draft: Draft) -> bool:
-    """Without KubeRay there will be no student, so no teacher takes an accelerator. It may be installed at any time."""
-    if draft.observation.kuberay_missing:
-        draft.wait_for(
-            Diagnosis(
-                FailureClass.CAPACITY,
-                Reason.KUBERAY_MISSING,
-                "this cluster does not serve RayJobs (ray.io/v1).",
-                "Install KubeRay 1.6 or newer; the job goes on by itself.",
-            )
-        )
-    return draft.observation.kuberay_missing
 
 
 def _changed_before_the_student(draft: Draft) -> bool:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from opd_api.cel import may_change
+from opd_api.v1alpha1 import FindingStatus
 from opd_api.vocabulary import ConditionType, FailureClass, Reason, Severity
 from opd_operator.diagnose import QUOTA_HINT
+from opd_operator.diagnose_ray import no_kuberay
 from opd_operator.model import Diagnosis, WriteProblem, WriteProblemKind
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.outcome import fail
@@ -57,25 +62,53 @@ def start_over(draft: Draft) -> None:
 
 
 def accept(draft: Draft) -> bool:
-    """Rules decide once, before anything is created: an upgrade of the operator must not stop a running job."""
+    """Rules decide once about a spec, before anything is created from it: an upgrade of the operator must not stop a running
+    job."""
     job = draft.job
+    errors = [item for item in job.findings if item.severity == Severity.ERROR]
     if job.spec is None and draft.start_time is not None:
-        draft.set(ConditionType.ACCEPTED, Truth.FALSE, Reason.INVALID_SPEC, _first_error(draft))
+        draft.set(ConditionType.ACCEPTED, Truth.FALSE, Reason.INVALID_SPEC, _first(errors))
         draft.wait(Reason.INVALID_SPEC, "the spec cannot be read by this version of the operator; nothing is touched")
         return False
     if draft.start_time is None:
         if job.refused:
-            message = _first_error(draft)
+            message = _first(errors)
             draft.set(ConditionType.ACCEPTED, Truth.FALSE, Reason.INVALID_SPEC, message)
             fail(draft, Diagnosis(FailureClass.CONFIG, Reason.INVALID_SPEC, message, ""))
             return False
         if not draft.is_true(ConditionType.ACCEPTED):
             for finding in job.findings:
                 draft.events.append(PlannedEvent(EventType.WARNING, finding.code, f"{finding.path}: {finding.message}"))
+    elif _edit_is_refused(draft, errors):
+        return True
     warnings = sum(finding.severity == Severity.WARNING for finding in job.findings)
     message = f"schema and rules pass; warnings in status.findings: {warnings}" if warnings else "schema and rules pass"
     draft.set(ConditionType.ACCEPTED, Truth.TRUE, Reason.ACCEPTED, message)
     return True
+
+
+def _edit_is_refused(draft: Draft, errors: Sequence[FindingStatus]) -> bool:
+    """True when a started job was edited into one that breaks a rule, or that the API server refused: what runs goes on, and
+    nothing more starts from it. Of the rules' findings only those about fields that may still change count: nobody could
+    correct the others."""
+    known = draft.conditions.get(ConditionType.ACCEPTED)
+    asked = known is not None and known.observed_generation == draft.job.generation
+    if known is not None and asked and known.reason == Reason.WRITE_REFUSED:
+        draft.refused_edit = Diagnosis(FailureClass.CONFIG, Reason.WRITE_REFUSED, known.message, "")
+        return True
+    wrong = [item for item in errors if may_change(item.path)]
+    if not wrong or (asked and draft.is_true(ConditionType.ACCEPTED)):
+        return False
+    _refuse_edit(draft, Reason.INVALID_SPEC, f"the edited spec is refused: {_first(wrong)}")
+    return True
+
+
+def _refuse_edit(draft: Draft, reason: Reason, why: str) -> None:
+    hint = "Correct the spec: what runs is not touched, and the job goes on by itself."
+    draft.refused_edit = Diagnosis(FailureClass.CONFIG, reason, f"{why.rstrip('.')}.", hint)
+    if draft.is_true(ConditionType.ACCEPTED):
+        draft.event(EventType.WARNING, reason, str(draft.refused_edit))
+    draft.set(ConditionType.ACCEPTED, Truth.FALSE, reason, str(draft.refused_edit))
 
 
 def refused_writes(draft: Draft) -> bool:
@@ -93,18 +126,21 @@ def refused_writes(draft: Draft) -> bool:
         draft.set(ConditionType.NAME_COLLISION, Truth.FALSE, Reason.RECEIVED, NO_COLLISION)
     invalid = next((item for item in problems if item.kind is WriteProblemKind.INVALID), None)
     if invalid is not None:
-        fail(
-            draft,
-            Diagnosis(
-                FailureClass.CONFIG,
-                Reason.INVALID_SPEC,
-                f"the API server refuses {invalid.ref.kind} {invalid.ref.name}: {invalid.message}",
-                "Correct the role's template or placement; for RayJob: is KubeRay >= 1.6 installed?",
-            ),
-        )
-        return False
+        return _invalid(draft, invalid)
     for problem in problems:
         _wait_for_write(draft, problem)
+    return True
+
+
+def _invalid(draft: Draft, problem: WriteProblem) -> bool:
+    """The API server takes no child like that. The children of a job that was never edited were tried before it started, so
+    waiting cannot help it; whoever edited a started one can correct it, and its work is worth waiting for."""
+    why = f"the API server refuses {problem.ref.kind} {problem.ref.name}: {problem.message}"
+    if draft.start_time is None or draft.job.generation == 1:
+        hint = "Correct the role's template or placement; for RayJob: is KubeRay >= 1.6 installed?"
+        fail(draft, Diagnosis(FailureClass.CONFIG, Reason.INVALID_SPEC, why, hint))
+        return False
+    _refuse_edit(draft, Reason.WRITE_REFUSED, why)
     return True
 
 
@@ -123,6 +159,8 @@ def _wait_for_write(draft: Draft, problem: WriteProblem) -> None:
                 "It does so within half a minute after the CRD was installed; the write is tried again.",
             )
         )
+    elif problem.kind is WriteProblemKind.NOT_SERVED:
+        draft.wait_for(no_kuberay(problem.message))
     elif problem.kind is WriteProblemKind.QUOTA:
         draft.wait_for(
             Diagnosis(FailureClass.CAPACITY, Reason.QUOTA_EXCEEDED, f"{what}: {problem.message}", QUOTA_HINT)
@@ -138,8 +176,7 @@ def _wait_for_write(draft: Draft, problem: WriteProblem) -> None:
         )
 
 
-def _first_error(draft: Draft) -> str:
-    errors = [item for item in draft.job.findings if item.severity == Severity.ERROR]
+def _first(errors: Sequence[FindingStatus]) -> str:
     if not errors:
         return "the spec cannot be read"
     first = errors[0]

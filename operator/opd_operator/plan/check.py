@@ -8,7 +8,7 @@ from opd_operator.children.preflight import check_job
 from opd_operator.model import Diagnosis, Kind, StepJob, StepState
 from opd_operator.plan.draft import Draft, Truth, moment
 from opd_operator.plan.outcome import fail, may_retry
-from opd_operator.plan.steps import reason_of, retry_step
+from opd_operator.plan.steps import outdated, reason_of, retry_step
 
 
 def check_inputs(draft: Draft) -> bool:
@@ -25,6 +25,9 @@ def check_inputs(draft: Draft) -> bool:
         return _passed(draft, step)
     if step.state is StepState.FAILED and not step.undecided:
         _failed(draft, failure_of(step, "the input check"))
+        return False
+    if draft.refresh and outdated(draft, step, check_job(draft.context, draft.create_config()[0])):
+        draft.set(ConditionType.INPUTS_CHECKED, Truth.UNKNOWN, Reason.WAITING, "the spec was edited")
         return False
     _running(draft, step)
     return False

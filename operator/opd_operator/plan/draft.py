@@ -71,6 +71,8 @@ class Draft:
     next_attempt_time: str | None = None
     #: The spec may act on existing children: a new attempt begins, or it changed before the first one.
     refresh: bool = False
+    #: Why nothing more may start: the spec of the started job was edited into one that the rules refuse.
+    refused_edit: Diagnosis | None = None
     #: An end was decided in this pass; see `Draft.deletions`.
     closing: bool = False
     doubt: list[ObjectRef] = field(default_factory=list)

@@ -48,7 +48,8 @@ def changes(draft: Draft) -> list[PlannedEvent]:
 def _deferred(draft: Draft) -> list[PlannedEvent]:
     """A change of the spec that the live attempt does not see."""
     known = draft.job.status.observed_generation
-    if not draft.live or draft.job.spec is None or known in (None, draft.job.generation):
+    unread = draft.job.spec is None or draft.refused_edit is not None
+    if not draft.live or unread or known in (None, draft.job.generation):
         return []
     waiting = []
     view = draft.observation.ray_jobs.get(draft.attempt)

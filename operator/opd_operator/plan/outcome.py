@@ -97,7 +97,7 @@ def restart_teachers(draft: Draft, teacher: str | None) -> None:
     draft.teacher_restarts += 1
     for item in served(draft.spec):
         exists = draft.owned(Kind.DEPLOYMENT, names.teacher(draft.job.name, item.name)) is not None
-        if exists and teacher in (None, item.name):
+        if exists and teacher in (None, item.name) and draft.refused_edit is None:
             draft.apply.append(deployment(draft.context, item, restart=draft.teacher_restarts))
     who = f"teacher {teacher}" if teacher else "the teachers"
     draft.set(ConditionType.TEACHERS_READY, Truth.UNKNOWN, Reason.TEACHER_RESTARTED, f"{who} restarts")

@@ -10,7 +10,7 @@ from opd_operator.model import Diagnosis, Kind, StepJob, StepState
 from opd_operator.plan.check import failure_of
 from opd_operator.plan.draft import Draft, Truth, moment
 from opd_operator.plan.outcome import fail, may_retry, restart_teachers
-from opd_operator.plan.steps import retry_step
+from opd_operator.plan.steps import outdated, retry_step
 
 
 def probe_teachers(draft: Draft) -> bool:
@@ -36,6 +36,9 @@ def probe_teachers(draft: Draft) -> bool:
         return False
     if step.state is StepState.FAILED and not step.undecided:
         _failed(draft, step)
+        return False
+    if draft.refresh and outdated(draft, step, probe_job(draft.context, draft.create_config()[0], subjects)):
+        draft.set(ConditionType.TEACHERS_PROBED, Truth.UNKNOWN, Reason.WAITING, "the spec was edited")
         return False
     draft.set(
         ConditionType.TEACHERS_PROBED,

@@ -36,12 +36,15 @@ def phase(draft: Draft) -> Phase:
         exporting = draft.reason(ConditionType.TRAINING_RUNNING) == Reason.EXPORTING
         return Phase.FINISHING if exporting or draft.observation.final is not None else Phase.TRAINING
     if draft.entry is not None:
-        released = draft.reason(ConditionType.RAY_JOB_CREATED) == Reason.CAPACITY_RELEASED
+        held = draft.refused_edit is not None
+        released = held or draft.reason(ConditionType.RAY_JOB_CREATED) == Reason.CAPACITY_RELEASED
         return Phase.PENDING if released else Phase.RETRYING
     return _before_the_student(draft)
 
 
 def _before_the_student(draft: Draft) -> Phase:
+    if draft.refused_edit is not None:
+        return Phase.PENDING
     if not draft.is_true(ConditionType.INPUTS_CHECKED):
         return Phase.CHECKING if draft.truth(ConditionType.INPUTS_CHECKED) is Truth.FALSE else Phase.PENDING
     if not draft.is_true(ConditionType.TEACHERS_READY):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from opd_api.vocabulary import FailureClass, Reason
-from opd_operator.model import Diagnosis, StepJob
+from opd_api.vocabulary import Annotation, FailureClass, Reason
+from opd_operator.model import Diagnosis, Manifest, StepJob
 from opd_operator.plan.draft import Draft, stamp
 from opd_operator.plan.outcome import backoff_seconds
 from opd_operator.planned import EventType
@@ -26,6 +26,17 @@ REASON_OF_CLASS = {
 def reason_of(text: str | None, failure: FailureClass) -> Reason:
     """The reason that a document names, or its class's. A trainer image of another version may know other words."""
     return Reason(text) if text and text in set(Reason) else REASON_OF_CLASS[failure]
+
+
+def outdated(draft: Draft, step: StepJob, wanted: Manifest) -> bool:
+    """True when an edit changes the Job of a step that has not ended: it is deleted, and made anew from the new spec. What it
+    waits for may be the very thing that was corrected."""
+    hashed = wanted["metadata"]["annotations"][Annotation.SPEC_HASH]
+    if step.owned.annotations.get(Annotation.SPEC_HASH) == hashed:
+        return False
+    draft.remove(step.owned)
+    draft.wait(Reason.WAITING, f"the spec was edited: Job {step.owned.name} is made anew")
+    return True
 
 
 def retry_step(draft: Draft, step: StepJob | None, diagnosis: Diagnosis) -> None:

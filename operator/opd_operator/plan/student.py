@@ -11,6 +11,7 @@ from opd_operator.children import names
 from opd_operator.children.access import head_access
 from opd_operator.children.config import progress_config_map
 from opd_operator.children.rayjob import ray_job
+from opd_operator.diagnose_ray import no_kuberay
 from opd_operator.model import Kind
 from opd_operator.plan.draft import Draft, Truth, moment, stamp
 from opd_operator.plan.probe import probe_teachers
@@ -20,11 +21,40 @@ from opd_operator.planned import EventType
 
 def begin(draft: Draft) -> None:
     """Bring the current attempt to its RayJob."""
+    if _kuberay_is_missing(draft):
+        return
     if not start_teachers(draft) or not probe_teachers(draft) or not others_gone(draft):
         return
     record_start(draft)
     create(draft)
     draft.event(EventType.NORMAL, Reason.ATTEMPT_STARTED, f"attempt {draft.attempt} starts")
+
+
+def _kuberay_is_missing(draft: Draft) -> bool:
+    """Without KubeRay there will be no student, so no teacher holds an accelerator. It may be installed at any time."""
+    if draft.observation.kuberay_missing:
+        release_teachers(draft)
+        draft.wait_for(no_kuberay("this cluster does not serve RayJobs (ray.io/v1)."))
+    return draft.observation.kuberay_missing
+
+
+def adopt(draft: Draft) -> bool:
+    """Make an attempt of a RayJob that lives and of which the status does not tell yet. It must be written down before the
+    RayJob goes: its number marks what it wrote, and must not be given to another attempt."""
+    told = {item.number for item in draft.attempts}
+    untold = [number for number in draft.observation.ray_jobs if number >= draft.attempt and number not in told]
+    if untold:
+        draft.attempt = max(untold)
+        record_start(draft)
+    return bool(untold)
+
+
+def has_begun(draft: Draft) -> bool:
+    """Whether something of the current attempt was seen: its RayJob, a pod of it, or a word of its trainer."""
+    observation = draft.observation
+    told = observation.progress is not None or observation.final is not None
+    seen = draft.is_true(ConditionType.RAY_JOB_CREATED) or draft.attempt in observation.ray_jobs
+    return seen or told or bool(observation.student_pods.get(draft.attempt))
 
 
 def record_start(draft: Draft) -> None:
@@ -59,7 +89,7 @@ def others_gone(draft: Draft) -> bool:
 
 def create(draft: Draft) -> None:
     """Ask for the RayJob and what it needs. Repeated until the RayJob is seen."""
-    if not others_gone(draft):
+    if draft.refused_edit is not None or not others_gone(draft):
         return
     context = draft.context
     name, content_hash = draft.create_config()

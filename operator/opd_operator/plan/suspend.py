@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from opd_api.vocabulary import Annotation, ConditionType, FailureClass, Outcome, Reason
 from opd_operator.children import names
-from opd_operator.model import Diagnosis, Kind, ObjectRef, StepState
+from opd_operator.model import Diagnosis, Kind, ObjectRef
 from opd_operator.plan.check import from_document
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.endings import End, EndKind, find_end
+from opd_operator.plan.hold import free
 from opd_operator.plan.outcome import attempt_stopped, fail, succeed
-from opd_operator.plan.student import record_start
-from opd_operator.plan.teachers import release_teachers
+from opd_operator.plan.student import adopt
 from opd_operator.plan.train import observe_attempt
 from opd_operator.planned import EventType, StopRequest
 
@@ -30,24 +30,14 @@ def suspend_or_resume(draft: Draft) -> bool:
     if truth is Truth.FALSE:
         draft.set(ConditionType.SUSPENDED, Truth.UNKNOWN, Reason.SUSPEND_REQUESTED, "spec.suspend is true")
         draft.event(EventType.NORMAL, Reason.SUSPEND_REQUESTED, "a checkpoint is asked for, then everything is freed")
-    _tell_what_was_begun(draft)
+    if adopt(draft):
+        attempt_stopped(draft, "suspended before the trainer reported")
     if draft.live and not _stopped(draft):
         draft.wait(Reason.SUSPEND_REQUESTED, "the trainer saves before everything is freed")
         return False
     if not draft.is_true(ConditionType.SUCCEEDED) and not draft.is_true(ConditionType.FAILED):
         _free(draft)
     return False
-
-
-def _tell_what_was_begun(draft: Draft) -> None:
-    """A RayJob that lives and of which the status does not tell yet is an attempt all the same. It is written down before the
-    RayJob goes: its number marks what it wrote, and must not be given to another attempt."""
-    told = {item.number for item in draft.attempts}
-    untold = [number for number in draft.observation.ray_jobs if number >= draft.attempt and number not in told]
-    if untold:
-        draft.attempt = max(untold)
-        record_start(draft)
-        attempt_stopped(draft, "suspended before the trainer reported")
 
 
 def _stopped(draft: Draft) -> bool:
@@ -94,18 +84,8 @@ def _ask(draft: Draft) -> None:
 
 
 def _free(draft: Draft) -> None:
-    observation = draft.observation
-    release_teachers(draft)
-    draft.set(ConditionType.TEACHERS_PROBED, Truth.UNKNOWN, Reason.SUSPENDED)
-    draft.remove_all(owned for (kind, _), owned in observation.owned.items() if kind is Kind.RAY_JOB)
-    running = [step for step in (observation.check, *observation.probes.values()) if step is not None]
-    draft.remove_all(step.owned for step in running if step.state is StepState.RUNNING)
-    if draft.truth(ConditionType.INPUTS_CHECKED) is Truth.FALSE:
-        draft.set(ConditionType.INPUTS_CHECKED, Truth.UNKNOWN, Reason.SUSPENDED)
-    draft.set(ConditionType.RAY_JOB_CREATED, Truth.FALSE, Reason.SUSPENDED)
-    draft.set(ConditionType.TRAINING_RUNNING, Truth.FALSE, Reason.SUSPENDED)
-    draft.next_attempt_time = None
-    if draft.delete or observation.holding_pods:
+    free(draft, Reason.SUSPENDED)
+    if draft.delete or draft.observation.holding_pods:
         draft.wait(Reason.RELEASING, draft.going_away())
         return
     if not draft.is_true(ConditionType.SUSPENDED):

@@ -43,7 +43,7 @@ def watch_teachers(draft: Draft) -> None:
     the trainer holds its samples and decides."""
     if draft.reason(ConditionType.TEACHERS_READY) == Reason.TEACHERS_RELEASED:
         return
-    if not draft.spec.suspend:
+    if not draft.spec.suspend and draft.refused_edit is None:
         _apply_policy(draft)
         _apply(draft, served(draft.spec))
     if not served(draft.spec):

@@ -8,7 +8,7 @@ from opd_operator.model import Diagnosis, Kind
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.endings import End, EndKind, find_end
 from opd_operator.plan.outcome import attempt_failed, attempt_preempted, attempt_released, succeed
-from opd_operator.plan.student import between_attempts, create, others_gone
+from opd_operator.plan.student import between_attempts, create, has_begun, others_gone
 from opd_operator.plan.teachers import release_teachers, watch_teachers
 
 #: The trainer scores nothing any more.
@@ -31,7 +31,7 @@ def observe_attempt(draft: Draft) -> None:
     if view is not None:
         draft.set(ConditionType.RAY_JOB_CREATED, Truth.TRUE, Reason.RAY_JOB_CREATED, f"RayJob {view.owned.name}")
         others_gone(draft)
-    elif not draft.is_true(ConditionType.RAY_JOB_CREATED) and not _left_traces(draft):
+    elif not has_begun(draft):
         create(draft)
     _training(draft)
     if _done_with_teachers(draft):
@@ -40,12 +40,6 @@ def observe_attempt(draft: Draft) -> None:
         watch_teachers(draft)
     if view is not None and not draft.is_true(ConditionType.TRAINING_RUNNING) and view.waiting is not None:
         draft.wait_for(view.waiting)
-
-
-def _left_traces(draft: Draft) -> bool:
-    observation = draft.observation
-    told = observation.progress is not None or observation.final is not None
-    return told or bool(observation.student_pods.get(draft.attempt))
 
 
 def conclude(draft: Draft, end: End) -> None:
@@ -62,7 +56,7 @@ def conclude(draft: Draft, end: End) -> None:
         attempt_released(draft, end.diagnosis)
     else:
         attempt_failed(draft, end.diagnosis, end.teacher)
-    if not draft.is_true(ConditionType.FAILED):
+    if not draft.is_true(ConditionType.FAILED) and draft.refused_edit is None:
         between_attempts(draft)
 
 

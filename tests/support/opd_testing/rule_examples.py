@@ -331,7 +331,7 @@ EXAMPLES = (
     ),
     Example(
         "EngineOverWorker",
-        "spec.rollout.tensorParallelSize",
+        "spec.ray.workers.gpusPerWorker",
         {"spec.rollout.tensorParallelSize": 8, "spec.ray.workers.gpusPerWorker": 4},
         {"spec.rollout.tensorParallelSize": 4, "spec.ray.workers.gpusPerWorker": 4},
     ),

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from opd_testing.jobs import job_document
 
-from opd_api.cel import AT_APPLY, VALIDATIONS
+from opd_api.cel import AT_APPLY, VALIDATIONS, may_change
 from opd_api.crd import MAX_BYTES, crd, schema, structural, to_yaml
 from opd_api.docs import api_page, rules_page, vocabulary_page
 from opd_api.generate import chart_copy, generated, main
@@ -166,6 +166,28 @@ def test_every_cel_message_names_its_code() -> None:
     for validations in VALIDATIONS.values():
         for item in validations:
             assert item.to_schema()["message"].startswith(f"{item.code}: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("spec.teachers[1].args[0]", True),
+        ("spec.teachers[0].template.spec.containers[0].image", True),
+        ("spec.teachers[0].nodeSelector", True),
+        ("spec.teachers[0].model.source", False),
+        ("spec.teachers", False),
+        ("spec.runtime.template", True),
+        ("spec.lifecycle.backoffLimit", True),
+        ("spec.storage.volumes[0].name", True),
+        ("spec.storage.claimName", False),
+        ("spec.storage", False),
+        ("spec.training.steps", False),
+        ("metadata.name", False),
+        ("spec", False),
+    ],
+)
+def test_what_may_change_in_a_started_job_is_known_by_its_path(path: str, expected: bool) -> None:
+    assert may_change(path) is expected
 
 
 def test_the_chart_copy_keeps_the_crd_and_can_leave_it_out() -> None:

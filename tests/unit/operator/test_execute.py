@@ -128,7 +128,12 @@ async def test_an_object_on_its_way_out_is_waited_for(executor: Executor, api: A
         (ApiError(400, "BadRequest", "cannot unmarshal"), WriteProblemKind.INVALID),
         (ApiError(500, "InternalError", 'failed calling webhook "a.b": refused'), WriteProblemKind.FORBIDDEN),
         (from_answer(500, "", TOO_LARGE), WriteProblemKind.INVALID),
-        (ApiError(404, "NotFound", "the server could not find the requested resource"), WriteProblemKind.INVALID),
+        (ApiError(404, "NotFound", "the server could not find the requested resource"), WriteProblemKind.NOT_SERVED),
+        (ApiError(400, "", 'admission webhook "a.b" denied the request: no'), WriteProblemKind.FORBIDDEN),
+        (
+            ApiError(422, "Invalid", "ValidatingAdmissionPolicy 'a' with binding 'b' denied request: no"),
+            WriteProblemKind.FORBIDDEN,
+        ),
     ],
 )
 async def test_a_refusal_is_a_value_and_what_may_need_the_refused_object_waits(
@@ -188,12 +193,6 @@ async def test_a_refused_status_is_written_as_far_as_it_is_taken_and_kept_whole(
     assert done.unwritten == Unwritten(stored, status)
     assert done.problems == [], "no child is to blame"
     assert any("create Event" in call for call in api.calls)
-
-
-async def test_a_missing_kuberay_is_named(executor: Executor, api: Api, job: Manifest) -> None:
-    api.answers["create RayJob"] = ApiError(404, "NotFound", "the server could not find the requested resource")
-    done = await executor.execute(job, Plan(create=(child("RayJob", "math-1"),)))
-    assert "install KubeRay 1.6" in done.problems[0].message
 
 
 async def test_in_a_dying_namespace_nothing_more_is_created_and_nothing_is_wrong(

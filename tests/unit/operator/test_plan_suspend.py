@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-from datetime import timedelta
-
 import pytest
-from opd_world import World, final, job_document
+from opd_world import World, final, job_document, untold_attempt
 
 from opd_operator.model import Manifest, ObjectRef, WriteProblem, WriteProblemKind
 from opd_operator.planned import Plan
@@ -249,38 +246,15 @@ def test_a_delete_that_is_refused_is_tried_again_though_nothing_else_happens(way
     else:
         world.job["metadata"]["deletionTimestamp"] = "2026-03-01T12:00:00Z"
     refused = WriteProblem(ObjectRef("apps/v1", "Deployment", "team", "math-teacher-big"), WriteProblemKind.FORBIDDEN)
-    world.memory = world.memory.with_problems((refused,))
+    world.memory = world.memory.with_problems((refused,), 1)
     made = world.step()
     assert made.requeue_after is not None
     assert made.requeue_after <= 16
 
 
-def lose_the_status_of_the_next_attempt(world: World) -> None:
-    """The RayJob is created, and the status that tells of it meets a conflict: the spec was edited at the same time."""
-    known = set(world.names("RayJob"))
-    for _ in range(20):
-        before = copy.deepcopy(world.job.get("status", {}))
-        world.step()
-        if set(world.names("RayJob")) - known:
-            world.job["status"] = before
-            return
-    raise AssertionError("no RayJob was created")
-
-
 @pytest.mark.parametrize("attempt", [1, 2])
 def test_an_attempt_whose_beginning_was_not_written_keeps_its_number(attempt: int) -> None:
-    world = World()
-    if attempt == 1:
-        world.ready()
-        world.end_job("probe", final())
-    else:
-        world.training()
-        world.final("Failed", failureClass="Infrastructure", reason="HeadLost", message="gone")
-        world.remove_pods("math-1")
-        world.settle()
-        world.now += timedelta(hours=1)
-    lose_the_status_of_the_next_attempt(world)
-    assert world.names("RayJob") == [f"math-{attempt}"]
+    world = untold_attempt(attempt)
     world.edit(suspend=True)
     world.settle()
     assert world.phase == "Suspended"
