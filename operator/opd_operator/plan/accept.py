@@ -18,6 +18,7 @@ from opd_operator.planned import EventType, PlannedEvent
 RETRY_WRITE_SECONDS = 15.0
 #: The same while the API server only has to read a type that is new to it.
 RETRY_NEW_TYPE_SECONDS = 3.0
+CORRECT = "Correct the spec: what runs is not touched, and the job goes on by itself."
 NO_COLLISION = "no object of somebody else has the name of a child"
 INITIAL = {
     ConditionType.ACCEPTED: (Reason.RECEIVED, "the rules have not been asked yet"),
@@ -94,7 +95,8 @@ def _edit_is_refused(draft: Draft, errors: Sequence[FindingStatus]) -> bool:
     known = draft.conditions.get(ConditionType.ACCEPTED)
     asked = known is not None and known.observed_generation == draft.job.generation
     if known is not None and asked and known.reason == Reason.WRITE_REFUSED:
-        draft.refused_edit = Diagnosis(FailureClass.CONFIG, Reason.WRITE_REFUSED, known.message, "")
+        said = known.message.removesuffix(CORRECT).rstrip()
+        draft.refused_edit = Diagnosis(FailureClass.CONFIG, Reason.WRITE_REFUSED, said, CORRECT)
         return True
     wrong = [item for item in errors if may_change(item.path)]
     if not wrong or (asked and draft.is_true(ConditionType.ACCEPTED)):
@@ -104,8 +106,7 @@ def _edit_is_refused(draft: Draft, errors: Sequence[FindingStatus]) -> bool:
 
 
 def _refuse_edit(draft: Draft, reason: Reason, why: str) -> None:
-    hint = "Correct the spec: what runs is not touched, and the job goes on by itself."
-    draft.refused_edit = Diagnosis(FailureClass.CONFIG, reason, f"{why.rstrip('.')}.", hint)
+    draft.refused_edit = Diagnosis(FailureClass.CONFIG, reason, f"{why.rstrip('.')}.", CORRECT)
     if draft.is_true(ConditionType.ACCEPTED):
         draft.event(EventType.WARNING, reason, str(draft.refused_edit))
     draft.set(ConditionType.ACCEPTED, Truth.FALSE, reason, str(draft.refused_edit))

@@ -4,14 +4,14 @@ Tests run each of them (tests/unit/operator/test_failure_table.py) and docs/fail
 (tools/docs/failures.py): nobody types what the operator does.
 """
 
-from opd_failures.rows_inputs import BEFORE_ANYTHING, CHECK
+from opd_failures.rows_inputs import BEFORE_ANYTHING, CHECK, EDITS
 from opd_failures.rows_teachers import PROBE, STUDENT, TEACHERS
 from opd_failures.rows_training import CLUSTER, KUBERAY, TRAINER
 
 GROUPS = {
     "accept": BEFORE_ANYTHING,
     "check": CHECK,
-    "teachers": TEACHERS,
+    "teachers": (*TEACHERS, *EDITS),
     "probe": PROBE,
     "student": STUDENT,
     "cluster": CLUSTER,

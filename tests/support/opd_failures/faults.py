@@ -46,6 +46,17 @@ def refused(kind: str, problem: WriteProblemKind, message: str) -> Fault:
     return fault
 
 
+def edited(problem: WriteProblemKind | None = None, **teacher: Any) -> Fault:
+    """Somebody edits the teacher of the started job; `problem` is the API server's answer to its new Deployment."""
+
+    def fault(world: World) -> None:
+        if problem is not None:
+            world.refuse["Deployment"] = (problem, "spec.template.spec.dnsPolicy: Unsupported value")
+        world.edit(teachers=[{**world.job["spec"]["teachers"][0], **teacher}]).settle()
+
+    return fault
+
+
 def no_kuberay(world: World) -> None:
     world.kuberay_missing = True
     world.end_job("check", final())

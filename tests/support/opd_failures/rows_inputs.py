@@ -108,6 +108,28 @@ BEFORE_ANYTHING = (
         ),
     ),
 )
+EDITS = tuple(
+    Failure(
+        identity,
+        f"a started job is edited into one that {what}",
+        Step.TEACHERS,
+        cause,
+        Class.CONFIG,
+        reason,
+        Then.HOLDS,
+        (f"tests/integration/operator/test_edits.py::test_a_refused_edit_ends_no_attempt_and_starts_none[{proof}]",),
+    )
+    for identity, what, cause, reason, proof in (
+        ("edit-refused", "breaks a rule", faults.edited(args=["--port", "9"]), Reason.INVALID_SPEC, "by a rule"),
+        (
+            "edit-invalid",
+            "the API server refuses",
+            faults.edited(WriteProblemKind.INVALID, image="other:1"),
+            Reason.WRITE_REFUSED,
+            "by the API server",
+        ),
+    )
+)
 
 
 def _check(identity: str, fault: str, failure: FailureClass, reason: Reason, *proofs: str) -> Failure:

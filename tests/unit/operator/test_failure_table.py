@@ -17,7 +17,7 @@ TEACHER_DEADLINE = Lifecycle().teacher_ready_deadline_seconds
 START_DEADLINE = Lifecycle().pre_running_deadline_seconds
 #: What each class may lead to: design decisions, not observations.
 ANSWERS = {
-    FailureClass.CONFIG: {Then.FAILS, Then.WAITS},
+    FailureClass.CONFIG: {Then.FAILS, Then.WAITS, Then.HOLDS},
     FailureClass.DATA: {Then.FAILS},
     FailureClass.TEACHER: {Then.RESTARTS, Then.WAITS, Then.HOLDS},
     FailureClass.INFRASTRUCTURE: {Then.RETRIES, Then.RETRIES_STEP},
