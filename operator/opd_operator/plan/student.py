@@ -89,7 +89,7 @@ def others_gone(draft: Draft) -> bool:
 
 def create(draft: Draft) -> None:
     """Ask for the RayJob and what it needs. Repeated until the RayJob is seen."""
-    if draft.refused_edit is not None or not others_gone(draft):
+    if not others_gone(draft):
         return
     context = draft.context
     name, content_hash = draft.create_config()

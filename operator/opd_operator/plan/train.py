@@ -8,31 +8,39 @@ from opd_operator.model import Diagnosis, Kind
 from opd_operator.plan.draft import Draft, Truth
 from opd_operator.plan.endings import End, EndKind, find_end
 from opd_operator.plan.outcome import attempt_failed, attempt_preempted, attempt_released, succeed
+from opd_operator.plan.probe import probe_teachers
 from opd_operator.plan.student import between_attempts, create, has_begun, others_gone
-from opd_operator.plan.teachers import release_teachers, watch_teachers
+from opd_operator.plan.teachers import release_teachers, start_teachers, watch_teachers
 
 #: The trainer scores nothing any more.
 DONE_WITH_TEACHERS = frozenset({TrainerPhase.EXPORTING, TrainerPhase.FINISHED})
 
 
 def follow(draft: Draft) -> None:
-    """Say how the attempt goes, and act when it ends."""
-    observe_attempt(draft)
+    """Say how the attempt goes, and act when it ends.
+
+    The RayJob is asked for again as long as nothing of it was seen, neither a pod nor a word of its trainer: after one that
+    somebody deleted at once, a second one of the same number would be a second trainer that the fence in the run directory
+    cannot tell apart. It was refused then, perhaps for hours, so its teachers are asked again too.
+    """
+    begun = has_begun(draft)
+    if begun:
+        observe_attempt(draft)
+    else:
+        _training(draft)
     end = find_end(draft)
     if end is not None:
         conclude(draft, end)
+    elif not begun and start_teachers(draft) and probe_teachers(draft):
+        create(draft)
 
 
 def observe_attempt(draft: Draft) -> None:
-    """Conditions of a live attempt. Creates the RayJob again as long as nothing of it was seen, neither a pod nor a word of
-    its trainer: after one that somebody deleted at once, a second one of the same number would be a second trainer that the
-    fence in the run directory cannot tell apart."""
+    """Conditions of a live attempt."""
     view = draft.observation.ray_jobs.get(draft.attempt)
     if view is not None:
         draft.set(ConditionType.RAY_JOB_CREATED, Truth.TRUE, Reason.RAY_JOB_CREATED, f"RayJob {view.owned.name}")
         others_gone(draft)
-    elif not has_begun(draft):
-        create(draft)
     _training(draft)
     if _done_with_teachers(draft):
         release_teachers(draft)

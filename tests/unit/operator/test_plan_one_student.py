@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 
 import pytest
-from opd_world import World
+from opd_world import World, final
+
+from opd_operator.model import WriteProblemKind
 
 
 def living(world: World) -> list[str]:
@@ -93,3 +95,21 @@ def test_no_ray_job_of_ours_outlives_a_job_that_ended_or_is_suspended(ending: st
         world.final("Preempted")
     world.settle()
     assert living(world) == []
+
+
+def test_a_rayjob_that_was_refused_asks_the_teachers_again_before_it_is_made() -> None:
+    world = World().ready()
+    world.refuse["RayJob"] = (WriteProblemKind.QUOTA, "exceeded quota: rayjobs")
+    world.end_job("probe", final())
+    world.settle()
+    world.teacher_down()
+    world.settle()
+    world.refuse.clear()
+    world.after(16)
+    assert world.names("RayJob") == [], "no teacher answers by now"
+    world.teacher_up()
+    world.settle()
+    assert world.names("RayJob") == [], "other pods answer than those that were probed"
+    world.end_job("probe", final())
+    world.settle()
+    assert world.names("RayJob") == ["math-1"]
