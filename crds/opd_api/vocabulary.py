@@ -146,7 +146,10 @@ class Reason(Words):
     KEPT_FOR_INSPECTION = "KeptForInspection", "cleanup.onFailure is KeepRay"
     CAPACITY_RELEASED = "CapacityReleased", "teachers were freed because the student has no room"
     NAME_COLLISION = "NameCollision", "an object with a child's name belongs to somebody else"
-    WRITE_REFUSED = "WriteRefused", "rights, admission policies or the form of an object keep the operator from writing it"
+    WRITE_REFUSED = (
+        "WriteRefused",
+        "rights, admission policies or the form of an object keep the operator from writing it",
+    )
     TYPE_NOT_READ = (
         "TypeNotRead",
         "the API server has not read the OPDJob type yet: its CRD was installed a moment ago; passes by itself",

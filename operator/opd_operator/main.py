@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from opd_api.v1alpha1.enums import Device
+from opd_api.v1alpha1.placement import accelerator_resource_of
 from opd_operator.cache import Cache, JobKey
 from opd_operator.claims import ClaimReader
 from opd_operator.cluster import Cluster
@@ -145,7 +147,8 @@ class Operator:
         )
 
     def _samples(self) -> Iterator[JobSample]:
-        jobs = list(self.cache.jobs())
+        """Of the leader alone: every replica knows all jobs, and a sum over replicas would count them again."""
+        jobs = list(self.cache.jobs()) if self.election.leading else []
         self._phase_clock.keep({job["metadata"]["uid"] for _, job in jobs})
         for key, job in jobs:
             yield self._sample(key, job)
@@ -164,8 +167,14 @@ class Operator:
             step=training.get("step"),
             reverse_kl=(training.get("metrics") or {}).get(REVERSE_KL),
             teachers_ready=teachers_ready(status.get("teachersReady")),
-            accelerators=sum(accelerator_units(pod) for pod in self.cache.children(key, Kind.POD) if is_active(pod)),
+            accelerators=self._accelerators(key, job),
         )
+
+    def _accelerators(self, key: JobKey, job: Manifest) -> int:
+        runtime: Manifest = (job.get("spec") or {}).get("runtime") or {}
+        resource = accelerator_resource_of(runtime.get("acceleratorResource"), runtime.get("device", Device.CUDA))
+        pods = [pod for pod in self.cache.children(key, Kind.POD) if is_active(pod)]
+        return sum(accelerator_units(pod, resource) for pod in pods) if resource else 0
 
 
 async def operate(settings: Settings) -> None:

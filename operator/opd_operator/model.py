@@ -340,8 +340,6 @@ class Observation:
     holding_pods: int = 0
     #: Of those that are deleted, by node: the latest time by which they should be gone.
     going_by: Mapping[str, str] = field(default_factory=dict)
-    #: Accelerator units of those pods.
-    accelerators: int = 0
     #: RayJobs are not served by this cluster: set by the rim, which knows it from its lists.
     kuberay_missing: bool = False
     namespace_terminating: bool = False

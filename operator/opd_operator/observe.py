@@ -36,7 +36,6 @@ from opd_operator.model import (
     TeacherView,
 )
 from opd_operator.observe_children import (
-    accelerator_units,
     attempt_of,
     is_active,
     ray_job_view,
@@ -81,7 +80,6 @@ def observe(snapshot: Snapshot, now: datetime, memory: Memory) -> Observation:
         student_pods=_count_by_attempt(pods),
         holding_pods=len(holders),
         going_by=_going_by(holders),
-        accelerators=sum(accelerator_units(pod) for pod in holders),
         namespace_terminating=snapshot.namespace_terminating,
     )
     return replace(observation, memory=_remember(observation, attempt, now))

@@ -34,15 +34,11 @@ def is_active(pod: Manifest) -> bool:
     return bool(pod.get("spec", {}).get("nodeName")) and _phase(pod) not in ("Succeeded", "Failed")
 
 
-def accelerator_units(pod: Manifest) -> int:
-    """Extended resources (a name with a domain other than kubernetes.io) that the pod's containers request."""
-    total = 0
-    for container in pod.get("spec", {}).get("containers", []):
-        for name, amount in container.get("resources", {}).get("limits", {}).items():
-            domain, slash, _ = name.partition("/")
-            if slash and not domain.endswith("kubernetes.io") and str(amount).isdigit():
-                total += int(amount)
-    return total
+def accelerator_units(pod: Manifest, resource: str) -> int:
+    """Units of a resource that the pod's containers request. Not of every extended one: network devices are some, too."""
+    containers = pod.get("spec", {}).get("containers", [])
+    amounts = [str(item.get("resources", {}).get("limits", {}).get(resource, "")) for item in containers]
+    return sum(int(amount) for amount in amounts if amount.isdigit())
 
 
 def step_job(owned: Owned, item: Manifest, pods: Sequence[Manifest], events: Sequence[Manifest]) -> StepJob:

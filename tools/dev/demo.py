@@ -1,8 +1,8 @@
 """`make demo`: examples/quickstart.yaml on a real Kubernetes, from nothing to a distilled student and its report.
 
 Without --context the embedded cluster is built and started (root, Linux; see tools/cluster/README.md). With --context NAME a
-cluster of yours is used: its nodes must be able to pull the operator and trainer images named by OPD_OPERATOR_IMAGE and
-OPD_TRAINER_IMAGE, and the namespace must have a ReadWriteMany claim `opd-local`.
+cluster of yours is used: its nodes must be able to pull the operator and trainer images named by OPERATOR_IMAGE and
+TRAINER_IMAGE, and the namespace must have a ReadWriteMany claim `opd-local`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from opd_operator.children.pods import CONTAINER_SECURITY, POD_SECURITY
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "examples/quickstart.yaml"
@@ -144,7 +146,7 @@ def users_cluster(stages: Stages, context: str) -> Target:
     """Install the chart into a cluster of the user's."""
     if shutil.which("helm") is None:
         raise DemoError("CONTEXT= needs helm on PATH; without CONTEXT the embedded cluster builds its own")
-    missing = [name for name in ("OPD_OPERATOR_IMAGE", "OPD_TRAINER_IMAGE") if not os.environ.get(name)]
+    missing = [name for name in ("OPERATOR_IMAGE", "TRAINER_IMAGE") if not os.environ.get(name)]
     if missing:
         raise DemoError(
             f"set {' and '.join(missing)} to images that the nodes of {context} can pull (operator/Dockerfile, trainer_image/Dockerfile)"
@@ -153,7 +155,7 @@ def users_cluster(stages: Stages, context: str) -> Target:
         subprocess.run(
             ["helm", "upgrade", "--install", "opd", str(ROOT / "charts/opd-operator"), "--kube-context", context,
              "--namespace", "opd-system", "--create-namespace", "--wait",
-             "--set", f"images.operator={os.environ['OPD_OPERATOR_IMAGE']}", "--set", f"images.trainer={os.environ['OPD_TRAINER_IMAGE']}"],
+             "--set", f"images.operator={os.environ['OPERATOR_IMAGE']}", "--set", f"images.trainer={os.environ['TRAINER_IMAGE']}"],
             check=True,
         )  # fmt: skip
     return Target(["kubectl", "--context", context], None)
@@ -169,7 +171,8 @@ def fill_claim(target: Target) -> None:
     pod = {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "opd-demo-copy"},
         "spec": {
-            "containers": [{"name": "copy", "image": os.environ["OPD_TRAINER_IMAGE"], "command": ["sleep", "900"],
+            "securityContext": POD_SECURITY,
+            "containers": [{"name": "copy", "securityContext": CONTAINER_SECURITY, "image": os.environ["TRAINER_IMAGE"], "command": ["sleep", "900"],
                             "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
             "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "opd-local"}}],
             "restartPolicy": "Never",

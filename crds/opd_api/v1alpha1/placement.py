@@ -9,6 +9,8 @@ from pydantic import Field
 from opd_api.v1alpha1.base import ApiModel, KubernetesObject, Name, Path, Quantity, ShortText
 from opd_api.v1alpha1.enums import Device, PullPolicy
 
+NVIDIA_GPU = "nvidia.com/gpu"
+
 
 class Toleration(ApiModel):
     """A toleration as in a pod spec."""
@@ -116,9 +118,12 @@ class Runtime(Placement):
     @property
     def effective_accelerator_resource(self) -> str | None:
         """The resource name to request, or None when no accelerator units are asked for."""
-        if self.accelerator_resource:
-            return self.accelerator_resource
-        return "nvidia.com/gpu" if self.device is Device.CUDA else None
+        return accelerator_resource_of(self.accelerator_resource, self.device)
+
+
+def accelerator_resource_of(named: str | None, device: str) -> str | None:
+    """Resource that pods request for an accelerator: the one that `runtime.acceleratorResource` names, else the device's."""
+    return named or (NVIDIA_GPU if device == Device.CUDA else None)
 
 
 class ExtraVolume(ApiModel):

@@ -75,9 +75,13 @@ async def test_a_second_operator_takes_over_within_twenty_seconds_and_makes_noth
     await job.reaches("Training")
     assert not await second.leads()
     assert not any(verb in ("create", "delete") for verb, _ in await second.calls()), "a follower writes nothing"
+    held = await first.metric("opd_job_accelerators", name="math")
+    assert held > 0
+    assert await second.metric("opd_job_accelerators") == 0, "or a sum over replicas would count it twice"
     ray_jobs = uids(await job.children("ray.io/v1", "RayJob"))
     first.kill()
     await eventually("operator-b leads", second.leads, seconds=20)
+    assert await second.metric("opd_job_accelerators", name="math") == held
     player.script.hold_at_step = None
     await job.reaches("Succeeded", seconds=60)
     assert (await job.status())["attempt"] == 1

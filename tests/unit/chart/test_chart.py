@@ -274,6 +274,7 @@ def test_the_service_monitor_finds_the_metrics_service(render: Renderer) -> None
     service, monitor = of(manifests, "Service"), of(manifests, "ServiceMonitor")
     wanted = monitor["spec"]["selector"]["matchLabels"]
     assert wanted.items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["honorLabels"] is True, "namespace is the job's"
     assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
     pod = of(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= pod.items()

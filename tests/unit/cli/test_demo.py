@@ -1,6 +1,7 @@
 """What `make demo` says at its end comes from the job's status."""
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +42,21 @@ def test_it_ends_with_files_and_the_held_out_reverse_kl(demo: ModuleType, capsys
     said = capsys.readouterr().out
     assert "file:///claim/opd/r/report/index.html" in said
     assert "1.200 nats a token before, 0.300 after, on held-out prompts: 25 %" in said
+
+
+def test_what_fills_the_claim_of_a_cluster_is_as_locked_down_as_a_jobs_pods(
+    demo: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Restricted Pod Security takes it, and it may write where they may."""
+    inputs: list[str] = []
+    monkeypatch.setenv("TRAINER_IMAGE", "reg/opd-trainer")
+    monkeypatch.setattr(demo, "run", lambda *_: None)
+    monkeypatch.setattr(demo.subprocess, "run", lambda *_, **options: inputs.append(options.get("input", "")))
+    demo.fill_claim(demo.Target(["kubectl"], None))
+    (pod,) = [json.loads(text) for text in inputs if text]
+    assert pod["spec"]["securityContext"]["fsGroup"] == 1000
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert pod["spec"]["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_without_an_evaluation_it_names_the_files_only(demo: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,9 +8,11 @@ from datetime import timedelta
 import pytest
 from opd_world import World
 
+from opd_api.v1alpha1.placement import accelerator_resource_of
 from opd_operator.job_view import parse_status
 from opd_operator.model import Fact, HeadState, Memory, ObjectRef, Unwritten
 from opd_operator.observe import event_subjects, observe
+from opd_operator.observe_children import accelerator_units
 
 
 def test_a_healthy_job_needs_no_events() -> None:
@@ -134,15 +136,6 @@ def test_pods_that_are_older_than_the_job_are_somebody_elses() -> None:
     assert observation.ray_jobs[1].head is HeadState.GONE
 
 
-def test_accelerators_are_those_of_pods_on_nodes() -> None:
-    world = World().training()
-    observation = observe(world.snapshot(), world.now, Memory())
-    assert (observation.holding_pods, observation.accelerators) == (3, 3)
-    world.unscheduled(world.objects["Pod", "math-1-worker"], "no room")
-    observation = observe(world.snapshot(), world.now, Memory())
-    assert (observation.holding_pods, observation.accelerators) == (2, 2)
-
-
 def test_documents_of_another_attempt_are_ignored() -> None:
     world = World().training()
     world.heartbeat(9, attempt=7)
@@ -150,3 +143,20 @@ def test_documents_of_another_attempt_are_ignored() -> None:
     observation = observe(world.snapshot(), world.now, world.memory)
     assert observation.progress is None
     assert observation.final is None
+
+
+def test_only_units_of_the_jobs_own_resource_are_counted_as_accelerators() -> None:
+    limits = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "cpu": "500m"}
+    pod = {"spec": {"containers": [{"resources": {"limits": limits}}, {"resources": {}}]}}
+    assert accelerator_units(pod, "nvidia.com/gpu") == 8
+    assert accelerator_units(pod, "amd.com/gpu") == 0
+    assert accelerator_resource_of(None, "cuda") == "nvidia.com/gpu"
+    assert accelerator_resource_of("amd.com/gpu", "cuda") == "amd.com/gpu"
+    assert accelerator_resource_of(None, "cpu") is None
+
+
+def test_pods_that_hold_something_are_those_on_nodes() -> None:
+    world = World().training()
+    assert observe(world.snapshot(), world.now, Memory()).holding_pods == 3
+    world.unscheduled(world.objects["Pod", "math-1-worker"], "no room")
+    assert observe(world.snapshot(), world.now, Memory()).holding_pods == 2

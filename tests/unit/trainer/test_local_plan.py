@@ -168,3 +168,23 @@ def test_a_mistyped_data_folder_is_refused_and_not_created(tmp_path: Path, capsy
     said = capsys.readouterr().out
     assert f"the folder {typo} does not exist" in said
     assert f"mkdir -p {typo}" in said
+
+
+@pytest.mark.parametrize("section", ["storage", "runtime", "preflight"])
+def test_a_section_whose_lines_are_all_commented_out_is_one_that_is_not_there(tmp_path: Path, section: str) -> None:
+    spec = {**MANIFEST["spec"], section: None}
+    assert plan(write(tmp_path, {**MANIFEST, "spec": spec}), tmp_path / "data").spec.storage.mount_path == "/data"
+
+
+@pytest.mark.parametrize(("section", "value"), [("storage", [1]), ("storage", {"mountPath": 3}), ("training", None)])
+def test_a_section_of_a_wrong_form_is_refused_by_its_path(tmp_path: Path, section: str, value: object) -> None:
+    spec = {**MANIFEST["spec"], section: value}
+    with pytest.raises(TrainerError, match=f"spec.{section}"):
+        plan(write(tmp_path, {**MANIFEST, "spec": spec}), tmp_path / "data")
+
+
+def test_a_file_that_is_no_utf8_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_bytes("kind: OPDJob".encode("utf-16"))
+    with pytest.raises(TrainerError, match=r"job\.yaml"):
+        plan(file, tmp_path)

@@ -16,7 +16,7 @@ def run(run_directory: Path) -> int:
 
     try:
         path = write_report(run_directory)
-    except ReportError as error:
+    except (ReportError, OSError) as error:
         complain(escape(str(error)))
         return Exit.REFUSED
     print(path)

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from opd_api.paths import HUB_FOLDER, run_directory
+from opd_api.rules import check_document
 from opd_api.trainer_config import Run, TeacherAddress, TrainerConfig, project
-from opd_api.v1alpha1 import Device, OPDJob, OPDJobSpec, Teacher, TeacherBackend
+from opd_api.v1alpha1 import Device, OPDJobSpec, Storage, Teacher, TeacherBackend
 from opd_api.vocabulary import FailureClass, Reason
 from opd_api.yaml_documents import YamlError, read_documents
 from opd_trainer.errors import TrainerError
@@ -127,7 +126,7 @@ def load_manifest(file: Path) -> dict[str, Any]:
     """The only OPDJob in a YAML file. Raises TrainerError(Config)."""
     try:
         documents = [d for d in read_documents(file.read_text(encoding="utf-8")) if isinstance(d, dict)]
-    except (OSError, YamlError) as error:
+    except (OSError, UnicodeDecodeError, YamlError) as error:
         raise config_error(f"{file}: {error}") from error
     jobs = [document for document in documents if document.get("kind") == "OPDJob"]
     if len(jobs) != 1:
@@ -139,11 +138,12 @@ def plan(file: Path, data: Path) -> LocalJob:
     """Read a manifest and map `storage.mountPath` to `data`. Raises TrainerError(Config)."""
     file, data = file.resolve(), data.resolve()
     document = load_manifest(file)
-    mount_path = str((document.get("spec") or {}).get("storage", {}).get("mountPath", "/data"))
-    try:
-        job = OPDJob.parse({**document, "spec": map_paths(document.get("spec"), mount_path, str(data))})
-    except ValidationError as error:
-        raise config_error(f"{file}: {error}") from error
+    mount_path = _mount_path(document)
+    job, findings = check_document(
+        {**document, "spec": map_paths(document.get("spec"), mount_path, str(data))}, local=True
+    )
+    if job is None:
+        raise config_error(f"{file}: " + "; ".join(f"{finding.path}: {finding.message}" for finding in findings))
     uid8 = hashlib.sha256(str(file).encode()).hexdigest()[:8]
     directory = run_directory(str(data), job.spec.storage.run_path, NAMESPACE, job.metadata.name, uid8)
     plain = {variable.name: variable.value for variable in job.spec.runtime.env if variable.value is not None}
@@ -155,6 +155,14 @@ def plan(file: Path, data: Path) -> LocalJob:
         uid8=uid8,
         environment={**plain, "HF_HOME": str(data / HUB_FOLDER)},
     )
+
+
+def _mount_path(document: dict[str, Any]) -> str:
+    """`storage.mountPath` as written; a section may be empty (all below it commented out), or of a wrong type."""
+    spec = document.get("spec")
+    storage = spec.get("storage") if isinstance(spec, dict) else None
+    written = storage.get("mountPath") if isinstance(storage, dict) else None
+    return written if isinstance(written, str) else str(Storage.model_fields["mount_path"].default)
 
 
 def map_paths(value: Any, mount_path: str, data: str) -> Any:
