@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,21 +160,39 @@ class FakeScorer:
 
 
 class FakeLearner:
-    """Remembers what it was given; a checkpoint is a JSON file."""
+    """Remembers what it was given; a checkpoint is a JSON file.
+
+    Like actors: one call after the other, and a call goes on when the one who waits for it is cancelled.
+    """
 
     def __init__(self, *, seconds: float = 0.0) -> None:
         self.seconds = seconds
         self.batches: list[list[Sample]] = []
         self.updates = 0
         self.metrics: dict[str, float] = {}
-        self.faults: Callable[[int], Exception | None] = lambda step: None
+        self.faults: Callable[[int], BaseException | None] = lambda step: None
         self.stopped = False
+        self._turn = asyncio.Lock()
+        self._calls: set[asyncio.Task[Any]] = set()
 
     async def start(self, checkpoint: Path | None) -> None:
         if checkpoint is not None:
             self.updates = json.loads((checkpoint / "learner.json").read_text())["updates"]
 
     async def step(self, samples: list[Sample], step: int) -> StepResult:
+        return await self._call(self._step, samples, step)
+
+    async def _call(self, method: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        async def in_turn() -> Any:
+            async with self._turn:
+                return await method(*arguments)
+
+        call = asyncio.create_task(in_turn())
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await asyncio.shield(call)
+
+    async def _step(self, samples: list[Sample], step: int) -> StepResult:
         assert step == self.updates, f"step {step} on a learner with {self.updates} updates"
         await asyncio.sleep(self.seconds)
         fault = self.faults(step)
@@ -186,18 +204,23 @@ class FakeLearner:
         return StepResult(metrics={"loss": 1.0 / self.updates, **self.metrics}, old_logprobs=old)
 
     async def publish(self, directory: Path) -> None:
-        directory.mkdir(parents=True)
-        (directory / "model.txt").write_text(str(self.updates))
+        await self._call(self._write, directory, "model.txt", lambda: str(self.updates))
 
     async def save(self, directory: Path) -> None:
+        await self._call(self._write, directory, "learner.json", lambda: json.dumps({"updates": self.updates}))
+
+    @staticmethod
+    async def _write(directory: Path, name: str, text: Callable[[], str]) -> None:
         directory.mkdir(parents=True)
-        (directory / "learner.json").write_text(json.dumps({"updates": self.updates}))
+        (directory / name).write_text(text())
 
     async def export(self, directory: Path) -> None:
         await self.publish(directory)
 
     async def stop(self) -> None:
         self.stopped = True
+        for call in self._calls:
+            call.cancel()
 
 
 class FakeStore:
@@ -304,6 +327,15 @@ class Rig:
     def consumed_prompts(self) -> list[str]:
         """Prompt of every consumed sample, in order."""
         return [sample.prompt_text for batch in self.learner.batches for sample in batch]
+
+
+def resumed(directory: Path, first: Rig, checkpoint: str, **options: Any) -> Rig:
+    """The next attempt, from a checkpoint of the first one."""
+    path = directory / "checkpoints" / checkpoint
+    state = json.loads((path / "controller.json").read_text())
+    sections = first.config.model_dump(by_alias=True, mode="json")
+    config = TrainerConfig.model_validate({**sections, "run": {**sections["run"], "attempt": 2}})
+    return Rig(directory, config=config, resume_from=path, resume_state=state, **options)
 
 
 def encode_text(text: str) -> tuple[NDArray[np.int32], str]:

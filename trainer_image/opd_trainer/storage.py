@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,12 +70,13 @@ class RunDirectory:
         """Final name of published weights."""
         return self.weights / weights_name(version, self.attempt)
 
-    def prune_weights(self) -> None:
-        """Keep the last two versions of this attempt and nothing of earlier ones."""
+    def prune_weights(self, in_use: Collection[int] = ()) -> None:
+        """Keep the last two versions of this attempt and those in use, and nothing of earlier attempts."""
         own = self.weights / f"a{self.attempt}"
-        versions = sorted((p for p in own.glob("v*") if p.name[1:].isdigit()), key=lambda p: int(p.name[1:]))
-        for folder in versions[:-WEIGHTS_KEPT]:
-            shutil.rmtree(folder)
+        folders = {int(p.name[1:]): p for p in own.glob("v*") if p.name[1:].isdigit()}
+        for version in sorted(folders)[:-WEIGHTS_KEPT]:
+            if version not in in_use:
+                shutil.rmtree(folders[version])
         for folder in self.weights.glob("a*"):
             match = _ATTEMPT.match(folder.name)
             if match and int(match[1]) < self.attempt:

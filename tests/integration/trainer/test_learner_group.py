@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -15,11 +16,13 @@ import ray
 import torch
 from opd_testing import learner as testing
 from opd_testing.tiny_models import write_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from opd_api.trainer_config import TrainerConfig
 from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.errors import TrainerError
+from opd_trainer.learner.checkpoints import MANIFEST
 from opd_trainer.learner.group import Deadlines, LearnerGroup
 from opd_trainer.ray_runtime import start_ray
 
@@ -84,6 +87,49 @@ async def test_two_ranks_step_publish_and_save_and_a_killed_one_ends_the_next_st
     finally:
         await group.stop()
         await group.stop()
+
+
+async def test_ranks_finish_a_step_that_nobody_waits_for_and_nothing_is_saved_after_it(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    batch = testing.samples(6, teacher=models["teacher"], student=models["student"])
+    group = LearnerGroup(config(models, tmp_path, 1), total_steps=10, deadlines=DEADLINES)
+    await group.start(None)
+    try:
+        await group.publish(tmp_path / "before")
+        step = asyncio.create_task(group.step(batch, 0))
+        while not group._turn.locked():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the ranks have the call
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+        with pytest.raises(TrainerError, match="belong to no step"):
+            await group.save(tmp_path / "never")
+        await group._actors[0].publish.remote(str(tmp_path / "after"))
+        before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("before", "after"))
+        assert any(not torch.equal(before[name], after[name]) for name in before), "Ray does not stop a call"
+    finally:
+        await group.stop()
+
+
+async def test_a_checkpoint_whose_weights_are_of_another_step_is_not_resumed_from(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "step-1.a1"
+    batch = testing.samples(6, teacher=models["teacher"], student=models["student"])
+    first = LearnerGroup(config(models, tmp_path, 1), total_steps=10, deadlines=DEADLINES)
+    await first.start(None)
+    try:
+        for step in range(2):
+            await first.step(batch, step)
+        await first.save(checkpoint / "learner")
+    finally:
+        await first.stop()
+    (checkpoint / MANIFEST).write_text(json.dumps({"step": 1}))
+    second = LearnerGroup(config(models, tmp_path, 1), total_steps=10, deadlines=DEADLINES)
+    with pytest.raises(TrainerError, match="of step 1, but its weights have 2 steps behind them") as caught:
+        await second.start(checkpoint / "learner")
+    assert caught.value.failure.failure_class is FailureClass.CONFIG
 
 
 async def test_a_rank_that_fails_brings_its_class_and_reason(models: dict[str, Path], tmp_path: Path) -> None:

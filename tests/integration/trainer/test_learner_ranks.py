@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -50,6 +51,24 @@ def test_ranks_without_a_sequence_make_empty_passes(models: dict[str, Path], tmp
     with testing.process_group():
         alone = run(0, 1)
     assert testing.on_two_ranks(lambda number: run(number, 2), tmp_path) == pytest.approx([alone, alone], rel=1e-5)
+
+
+def test_ranks_with_different_free_memory_make_the_same_collectives(models: dict[str, Path], tmp_path: Path) -> None:
+    """Rank 1 has enough to train (8 bytes a parameter of two ranks), but not to keep whole gradients between micro-batches."""
+    batch = testing.samples(6, teacher=models["teacher"], student=models["student"])
+    config = testing.job(models["student"], tmp_path, training={**PLAIN, "maxTokensPerMicroBatch": 20})
+    parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(models["student"]).parameters())
+
+    def run(rank: int, ranks: int) -> dict[str, float]:
+        with patch("opd_trainer.learner.rank.free_memory", lambda *_: (1e12, 12.0 * parameters)[rank]):
+            learner = testing.started(config)
+        return learner.step(testing.work(config, batch, rank=rank, ranks=ranks)).metrics
+
+    with testing.process_group():
+        alone = run(0, 1)
+    for found in testing.on_two_ranks(lambda rank: run(rank, 2), tmp_path / "ranks"):
+        assert found["micro_batches"] > 1
+        assert found["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-5)
 
 
 def test_checkpoints_move_between_one_and_two_ranks_and_exports_agree(models: dict[str, Path], tmp_path: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_fakes import FakeEngine, FakeLearner, Rig, trainer_config
+from controller_fakes import FakeEngine, FakeLearner, Rig, resumed, trainer_config
 from virtual_time import run_virtual
 
-from opd_api.trainer_config import TrainerConfig
 from opd_api.vocabulary import FailureClass, Outcome, Reason
 from opd_trainer.controller.state import StopSource
 from opd_trainer.errors import TrainerError
@@ -70,15 +68,6 @@ def test_a_step_longer_than_the_grace_is_cut_off_and_the_last_checkpoint_stands(
         assert asyncio.get_running_loop().time() <= 600.0 + 60.0
 
     run_virtual(main())
-
-
-def resumed(directory: Path, first: Rig, checkpoint: str, **options: Any) -> Rig:
-    """The next attempt, from a checkpoint of the first one."""
-    path = directory / "checkpoints" / checkpoint
-    state = json.loads((path / "controller.json").read_text())
-    sections = first.config.model_dump(by_alias=True, mode="json")
-    config = TrainerConfig.model_validate({**sections, "run": {**sections["run"], "attempt": 2}})
-    return Rig(directory, config=config, resume_from=path, resume_state=state, **options)
 
 
 def test_a_resumed_run_continues_step_numbers_and_repeats_no_prompt(tmp_path: Path) -> None:

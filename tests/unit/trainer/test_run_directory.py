@@ -52,6 +52,15 @@ def test_the_last_two_versions_are_kept_and_earlier_attempts_go(tmp_path: Path) 
     assert not (tmp_path / "weights" / "a1").exists()
 
 
+def test_versions_in_use_are_kept_however_old_they_are(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, 1)
+    published(directory, 1, 2, 3, 4, 5)
+    directory.prune_weights(in_use={2})
+    assert sorted(path.name for path in tmp_path.glob("weights/a1/*")) == ["v2", "v4", "v5"]
+    directory.prune_weights()
+    assert sorted(path.name for path in tmp_path.glob("weights/a1/*")) == ["v4", "v5"]
+
+
 def test_weights_go_with_the_export_and_the_mark_of_the_attempt_stays(tmp_path: Path) -> None:
     published(RunDirectory(tmp_path, 1), 1)
     second = RunDirectory(tmp_path, 2)

@@ -23,7 +23,7 @@ from opd_trainer.controller.failures import FailureBook
 from opd_trainer.controller.groups import Filter, GroupRunner, Observer, Reward, SampleRunner
 from opd_trainer.controller.pumps import Pumps, StepLog
 from opd_trainer.controller.state import RunState, StopSource
-from opd_trainer.controller.weights import Publisher
+from opd_trainer.controller.weights import Publisher, WholeSteps
 from opd_trainer.errors import Failure, TrainerError
 from opd_trainer.interfaces import Learner, RolloutEngine, Scorer
 from opd_trainer.rollout.buffer import GroupBuffer
@@ -87,16 +87,17 @@ class Controller:
         gate = StalenessGate(batch=training.prompts_per_step, max_staleness=rollout.max_staleness)
         self.buffer = GroupBuffer(batch=training.prompts_per_step, group_size=rollout.samples_per_prompt, gate=gate)
         self._admission = Admission()
+        self._learner = WholeSteps(parts.learner, buffer=self.buffer, state=state)
         self._publisher = Publisher(
             directory,
-            learner=parts.learner,
+            learner=self._learner,
             engine=parts.engine,
             admission=self._admission,
             drain=rollout.on_update is OnUpdate.DRAIN,
         )
         self._checkpointer = Checkpointer(
             parts.store,
-            learner=parts.learner,
+            learner=self._learner,
             directory=directory,
             state=state,
             snapshot=self._snapshot,
@@ -172,7 +173,7 @@ class Controller:
         await asyncio.gather(
             asyncio.to_thread(self._parts.engine.prepare),
             self._parts.scorer.start(),
-            self._parts.learner.start(checkpoint / LEARNER_FOLDER if checkpoint else None),
+            self._learner.start(checkpoint / LEARNER_FOLDER if checkpoint else None),
         )
         self._learner_started = True
         await self._publisher.start_engines(self.state.step)
@@ -233,7 +234,7 @@ class Controller:
             buffer=self.buffer,
             groups=groups,
             engine=self._parts.engine,
-            learner=self._parts.learner,
+            learner=self._learner,
             publisher=self._publisher,
             checkpointer=self._checkpointer,
             evaluator=self._evaluator(runner),
@@ -265,7 +266,7 @@ class Controller:
         target = self._directory.export
         temporary = target.with_name(f"export.a{self._directory.attempt}.tmp")
         await asyncio.to_thread(shutil.rmtree, temporary, True)
-        await self._parts.learner.export(temporary)
+        await self._learner.export(temporary)
         await asyncio.to_thread(self._directory.check_fence)
         await asyncio.to_thread(replace_directory, temporary, target)
         await asyncio.to_thread(self._directory.drop_weights)
@@ -298,9 +299,11 @@ class Controller:
         if failure.reason in (Reason.SUPERSEDED, Reason.LEARNER_FAILED):
             return
         try:
-            await asyncio.wait_for(self._checkpointer.save_now(), LAST_SAVE_SECONDS)
+            async with asyncio.timeout(LAST_SAVE_SECONDS):
+                await self._learner.book_what_was_cut_off()
+                await self._checkpointer.save_now()
         except (TrainerError, OSError, TimeoutError) as error:
-            logger.warning("could not save after the failure: %s", error)
+            logger.warning("could not save after the failure: %s", str(error) or type(error).__name__)
 
     async def _failed(self, work: asyncio.Task[Outcome], failure: Failure) -> FinalDocument:
         if not work.done():  # the watchdog: the run itself hangs
@@ -343,7 +346,7 @@ class Controller:
         return f"{self.state.step} steps, {saved}"
 
     async def _shutdown(self) -> None:
-        stops = (self._parts.scorer.stop, self._parts.engine.stop, self._parts.learner.stop)
+        stops = (self._parts.scorer.stop, self._parts.engine.stop, self._learner.stop)
         results = await asyncio.gather(
             *(asyncio.wait_for(stop(), SHUTDOWN_SECONDS) for stop in stops), return_exceptions=True
         )

@@ -160,6 +160,22 @@ def read_checkpoint(path: Path) -> StoredCheckpoint:
         raise BrokenCheckpointError(f"{type(error).__name__}: {error}") from error
 
 
+def check_step(learner: Path, steps: int | None) -> None:
+    """Compare the step of a checkpoint with the `steps` that the shards in its `learner` folder have behind them.
+
+    None: the shards were written before they counted. Raises TrainerError(Config): training on would repeat or leave out steps.
+    """
+    checkpoint = learner.parent
+    step = int(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["step"])
+    if steps is not None and steps != step:
+        raise TrainerError(
+            FailureClass.CONFIG,
+            Reason.CONFIG_ERROR,
+            f"{checkpoint} is the checkpoint of step {step}, but its weights have {steps} steps behind them; remove the folder,"
+            " and the run goes on from the checkpoint before it, or write training.checkpoint.resume: never",
+        )
+
+
 def _write_manifest(path: Path) -> None:
     names = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
     for folder in (path, *(folder for folder in path.rglob("*") if folder.is_dir())):

@@ -19,6 +19,7 @@ from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.errors import Failure, TrainerError
 from opd_trainer.interfaces import StepResult
 from opd_trainer.learner.actor import RankActor
+from opd_trainer.learner.checkpoints import check_step
 from opd_trainer.learner.rank import RankFacts
 from opd_trainer.learner.step import RankResult
 from opd_trainer.learner.work import split
@@ -30,6 +31,8 @@ _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.2
 #: When a rank reports that its peers are gone, how long to wait for Ray to say which one died.
 _BLAME_SECONDS = 3.0
+#: The ranks finish a call that nobody waits for any more. After one of these nobody knows which step their weights are of.
+_CHANGES_WEIGHTS = frozenset({"step"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +80,17 @@ class LearnerGroup:
 
     # --- interfaces.Learner --------------------------------------------------------------------------------------------
     async def start(self, checkpoint: Path | None) -> None:
-        """Place the actors, join them to a process group, load the model (or a checkpoint's `learner` folder)."""
+        """Place the actors, join them to a process group, load the model (or a checkpoint's `learner` folder).
+
+        Raises TrainerError: no place, a rank that failed, or a checkpoint whose two halves are of different steps.
+        """
         try:
             await self._place()
             host, port = (await self._call("open_store", self._deadlines.start, ranks=[0]))[0]
             await self._call("join", self._deadlines.start, host, port)
             facts = await self._call("start", self._deadlines.start, None if checkpoint is None else str(checkpoint))
+            if checkpoint is not None:
+                await asyncio.to_thread(check_step, checkpoint, facts[0].steps)
         except BaseException:
             await self.stop()
             raise
@@ -173,7 +181,12 @@ class LearnerGroup:
                 rank: asyncio.ensure_future(_answer(getattr(self._actors[rank], method).remote(*values)))
                 for rank, values in zip(ranks, arguments, strict=True)
             }
-            self._dead = await self._wait(method, seconds, tasks)
+            try:
+                self._dead = await self._wait(method, seconds, tasks)
+            except asyncio.CancelledError:
+                if method in _CHANGES_WEIGHTS:
+                    self._dead = _cut_off(method)
+                raise
         if self._dead is not None:
             raise self._dead
         return [tasks[rank].result() for rank in ranks]
@@ -242,6 +255,15 @@ def _failure(rank: int, task: asyncio.Future[Any]) -> TrainerError | None:
     if isinstance(value, Failure):
         return TrainerError(value.failure_class, value.reason, value.message, teacher=value.teacher)
     return None
+
+
+def _cut_off(method: str) -> TrainerError:
+    return TrainerError(
+        FailureClass.INTERNAL,
+        Reason.LEARNER_FAILED,
+        f"nobody waited for the end of a {method} of the learner ranks, so their weights belong to no step that is in the books;"
+        " the last checkpoint stands",
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -233,10 +233,11 @@ def _skeleton(auto: Any, model: Model, dtype: torch.dtype, attention: str) -> nn
         )
     except (OSError, ValueError) as error:
         raise _not_found(model, error) from error
+    trusted: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
+    if model.trust_remote_code and auto.__name__ in getattr(config, "auto_map", {}):
+        trusted["code_revision"] = model.revision  # else the code of the hub's main, which is not on the claim
     with init_empty_weights(include_buffers=False):
-        made = auto.from_config(
-            config, dtype=dtype, attn_implementation=attention, trust_remote_code=model.trust_remote_code
-        ).to(dtype)
+        made = auto.from_config(config, dtype=dtype, attn_implementation=attention, **trusted).to(dtype)
     made.tie_weights()
     return made
 

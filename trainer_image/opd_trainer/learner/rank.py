@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,8 +38,14 @@ from opd_trainer.learner.step import Models, RankResult, RankWork, StepRunner
 
 logger = logging.getLogger(__name__)
 
-#: Updates in a row whose gradient may be infinite or NaN before the run ends.
+#: Updates in a row in which a model's gradient may be infinite or NaN before the run ends.
 _BAD_UPDATES = 3
+#: What is trained -> the metric of its skipped updates, and what to do when they do not end.
+_SKIPPED = {"student": "skipped_updates", "critic": "critic_skipped_updates"}
+_REMEDY = {
+    "student": "lower training.learningRate, or look at the teacher's log-probabilities",
+    "critic": "lower task.critic.learningRate, or look at the rewards",
+}
 #: Share of the free memory that whole gradients may take between two micro-batches.
 _DEFER_SHARE = 0.25
 
@@ -50,8 +57,8 @@ class RankFacts:
     layout: Layout
     fused_head: bool
     parameters: int
-    #: Optimizer updates made so far (from the checkpoint).
-    updates: int
+    #: Steps made so far (from the checkpoint); None from a checkpoint that does not say.
+    steps: int | None
 
 
 class LearnerRank:
@@ -78,7 +85,9 @@ class LearnerRank:
         self._layout = layout or (Layout.PACKED if flash else Layout.PADDED)
         self._attention = "flash_attention_2" if flash else "sdpa"
         self._updates = 0
-        self._bad_updates = 0
+        self._steps: int | None = 0
+        #: Student and critic each for itself: the good gradient of one says nothing about the other.
+        self._bad_updates: Counter[str] = Counter()
 
     # --- life ----------------------------------------------------------------------------------------------------------
     def start(self, checkpoint: Path | None) -> RankFacts:
@@ -94,7 +103,7 @@ class LearnerRank:
         build = student_builder(
             config.student.model, config.student.lora, seed=config.training.seed, attention=self._attention
         )
-        free = free_memory(self._device, self._ranks_on_host())
+        free = self._least(free_memory(self._device, self._ranks_on_host()))
         check_memory(self._need(build(False)), ranks=world, free=free)
         self._student = build_sharded(build, mesh, compute=compute, master=self._master)
         self._optimizer = adamw(
@@ -122,7 +131,7 @@ class LearnerRank:
         )
         if checkpoint is not None:
             self._load(checkpoint)
-        return RankFacts(self._layout, self._student.fused, _count(self._student), self._updates)
+        return RankFacts(self._layout, self._student.fused, _count(self._student), self._steps)
 
     def _start_critic(self, mesh: DeviceMesh, compute: torch.dtype) -> None:
         task = self._config.task
@@ -173,12 +182,20 @@ class LearnerRank:
         dist.all_gather_object(hosts, socket.gethostname(), group=self._control)
         return hosts.count(socket.gethostname())
 
+    def _least(self, value: float) -> float:
+        """The smallest of all ranks' values: what follows from it decides how many collectives a rank makes."""
+        least = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=self._control)
+        return float(least)
+
     # --- step ----------------------------------------------------------------------------------------------------------
     def step(self, work: RankWork) -> RankResult:
         """All updates of a step. Raises TrainerError when the gradient stays infinite."""
         updates = self._runner.prepare(work)
         for batches, names in zip(updates, work.teachers, strict=True):
             self._update(batches, names)
+        if self._steps is not None:
+            self._steps += 1
         result = RankResult(self._metrics(len(updates), sum(len(batches) for batches in updates)))
         for batches in updates:
             for batch in batches:
@@ -224,7 +241,8 @@ class LearnerRank:
         self._optimizer.zero_grad(set_to_none=True)
         self._apply_critic(factor, trained=trained)
         self._scaler.update(finite)
-        self._watch(finite, norm)
+        # An overflow of fp16 is normal while the scale is found.
+        self._watch(finite, norm, of="student", normal=self._scaler.enabled and self._scaler.scale > 1)
 
     def _apply_critic(self, factor: float, *, trained: bool) -> None:
         critic = self._config.task.critic
@@ -238,24 +256,23 @@ class LearnerRank:
             set_learning_rate(self._critic_optimizer, critic.learning_rate * factor)
             self._critic_optimizer.step()
         self._critic_optimizer.zero_grad(set_to_none=True)
-        self._watch(finite, norm)
+        self._watch(finite, norm, of="critic")
 
-    def _watch(self, finite: bool, norm: float) -> None:
-        """An overflow of fp16 is normal while the scale is found; anything else may happen only a few times in a row."""
+    def _watch(self, finite: bool, norm: float, *, of: str, normal: bool = False) -> None:
+        """Count the bad gradients of one model. Unless they are `normal` they may come only a few times in a row."""
         if finite:
-            self._bad_updates = 0
+            self._bad_updates[of] = 0
             return
-        self._runner.meter.total("skipped_updates", 1.0 / dist.get_world_size())
-        logger.warning("update %d is skipped: the norm of its gradient is %s", self._updates, norm)
-        if self._scaler.enabled and self._scaler.scale > 1:
+        self._runner.meter.total(_SKIPPED[of], 1.0 / dist.get_world_size())
+        logger.warning("update %d of the %s is skipped: the norm of its gradient is %s", self._updates, of, norm)
+        if normal:
             return
-        self._bad_updates += 1
-        if self._bad_updates >= _BAD_UPDATES:
+        self._bad_updates[of] += 1
+        if self._bad_updates[of] >= _BAD_UPDATES:
             raise TrainerError(
                 FailureClass.INTERNAL,
                 Reason.INTERNAL_ERROR,
-                f"the gradient was {norm} in {_BAD_UPDATES} updates in a row; lower training.learningRate, or look at the"
-                " teacher's log-probabilities",
+                f"the gradient of the {of} was {norm} in {_BAD_UPDATES} updates in a row; {_REMEDY[of]}",
             )
 
     def _metrics(self, updates: int, micro_batches: int) -> dict[str, float]:
@@ -278,6 +295,7 @@ class LearnerRank:
             directory, self._trained(), self._schedule(), adapters_only=self._config.student.lora is not None
         )
         self._updates = int(schedule["updates"])
+        self._steps = int(schedule["steps"]) if "steps" in schedule else None
         self._scaler.restore(schedule)
 
     def _trained(self) -> dict[str, tuple[nn.Module, torch.optim.Optimizer]]:
@@ -287,7 +305,8 @@ class LearnerRank:
         return trained
 
     def _schedule(self) -> dict[str, float | int]:
-        return {"updates": self._updates, **self._scaler.state()}
+        known = {} if self._steps is None else {"steps": self._steps}
+        return {"updates": self._updates, **known, **self._scaler.state()}
 
     def publish(self, directory: Path) -> None:
         """The current weights, in the type that the learner computes in, for the engines. Rank 0 writes."""

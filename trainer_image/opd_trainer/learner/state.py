@@ -34,9 +34,14 @@ def save(directory: Path, trained: Trained, schedule: dict[str, Any], *, adapter
 
 
 def load(directory: Path, trained: Trained, schedule: dict[str, Any], *, adapters_only: bool) -> dict[str, Any]:
-    """Restore modules and optimizers; the schedule is returned. Raises TrainerError(Config) for another model's checkpoint."""
+    """Restore modules and optimizers; of the schedule's entries those that the checkpoint has are returned.
+
+    Raises TrainerError(Config) for another model's checkpoint.
+    """
     stored = _stored(directory)
-    content: dict[str, Any] = {"schedule": dict(schedule)}
+    content: dict[str, Any] = {
+        "schedule": {key: value for key, value in schedule.items() if f"schedule.{key}" in stored}
+    }
     options = StateDictOptions(ignore_frozen_params=adapters_only)
     for name, (module, optimizer) in trained.items():
         content[name] = {"model": get_model_state_dict(module, options=options)}

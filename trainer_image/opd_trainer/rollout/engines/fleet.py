@@ -7,7 +7,8 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,6 +73,8 @@ class Fleet:
         self._describe_resources = describe_resources
         self._slots: list[Slot] = []
         self._weights, self._version = "", 0
+        #: Replicas that read a version from the disk now, by version.
+        self._readers: Counter[int] = Counter()
         self._changed = asyncio.Event()
         self._monitor: asyncio.Task[None] | None = None
         self._broken: Failure | None = None
@@ -86,6 +89,21 @@ class Fleet:
     def health(self) -> list[ReplicaHealth]:
         """Health of every replica, by index."""
         return [slot.health for slot in self._slots]
+
+    @property
+    def reading(self) -> frozenset[int]:
+        """Versions that some replica reads from the disk now: a restart takes its time, and `update_weights` does not wait."""
+        return frozenset(self._readers)
+
+    @contextlib.contextmanager
+    def _newest(self) -> Iterator[tuple[str, int]]:
+        """Folder and version of the moment, which count as read until the block ends."""
+        weights, version = self._weights, self._version
+        self._readers[version] += 1
+        try:
+            yield weights, version
+        finally:
+            self._readers -= Counter([version])  # unlike a subtraction of 1 this forgets what nobody reads
 
     def prepare(self) -> None:
         """Let the replicas' processes come up; `start` waits for them and gives them weights."""
@@ -106,10 +124,10 @@ class Fleet:
         deadline = time.monotonic() + self._start_deadline
         try:
             await slot.handle.placed(self._start_deadline)
-            weights, version = self._weights, self._version
-            async with asyncio.timeout(max(1.0, deadline - time.monotonic())):
-                if failure := await slot.handle.start(weights, version):
-                    return failure
+            with self._newest() as (weights, version):
+                async with asyncio.timeout(max(1.0, deadline - time.monotonic())):
+                    if failure := await slot.handle.start(weights, version):
+                        return failure
             slot.health = slot.health.started().loaded(version, self._version)
             while slot.health.state is Health.STALE:
                 if failure := await self._load(slot, abort=False):
@@ -228,11 +246,11 @@ class Fleet:
     async def _load(self, slot: Slot, *, abort: bool) -> Failure | None:
         """Load the weights of the moment into one replica. Raises ReplicaLostError."""
         async with slot.lock:
-            weights, version = self._weights, self._version
-            if slot.health.version == version and slot.health.serves:
-                return None
-            if failure := await slot.handle.load(weights, version, abort):
-                return failure
+            with self._newest() as (weights, version):
+                if slot.health.version == version and slot.health.serves:
+                    return None
+                if failure := await slot.handle.load(weights, version, abort):
+                    return failure
             status = await slot.handle.status()
             if status.version != version:
                 return Failure(
