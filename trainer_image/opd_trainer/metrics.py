@@ -127,7 +127,8 @@ class JsonLines:
 
 def _rewrite(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    with path.open(encoding="utf-8") as old, temporary.open("w", encoding="utf-8") as new:
+    # A killed attempt may end within a character: only its half line may be lost by that.
+    with path.open(encoding="utf-8", errors="replace") as old, temporary.open("w", encoding="utf-8") as new:
         for line in old:
             try:
                 document = json.loads(line)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from opd_cluster.errors import ClusterError
-from opd_cluster.images import dockerfile, layers, rootfs
-from opd_cluster.images.dockerfile import build, instructions
+from opd_cluster.images import catalog, dockerfile, layers, rootfs
+from opd_cluster.images.dockerfile import Image, build, instructions
 from opd_cluster.images.layers import Layer, make_layer
 from opd_cluster.images.store import _chained, digest_of, documents
 from opd_cluster.layout import SOURCE
@@ -115,6 +116,76 @@ def test_our_dockerfiles_build_non_root_images_with_labels(
     assert image.labels["org.opencontainers.image.version"] == "0.1.0"
     assert image.env["PATH"].startswith("/opt/venv/bin:")
     assert any("--require-hashes" in command for command in commands)
+
+
+def trainer_commands(base: tuple[Layer, ...], commands: list[str], root: Path, lock: str) -> list[str]:
+    """The RUN lines of the trainer's Dockerfile."""
+    context = root / lock
+    (context / "dist").mkdir(parents=True)
+    (context / "dist" / "opd-0.1.0-py3-none-any.whl").write_text("")
+    (context / "locks").symlink_to(SOURCE / "locks")
+    before = len(commands)
+    build("name:1", SOURCE / "trainer_image/Dockerfile", context, base, {"LOCK": lock})
+    return commands[before:]
+
+
+def executed(script: str, folder: Path, programs: dict[str, int], **env: str) -> list[str]:
+    """What a RUN line calls where nothing but these programs exists, by their exit codes."""
+    folder.mkdir()
+    log = folder / "log"
+    log.touch()
+    for name, code in programs.items():
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\nexit {code}\n')
+        (folder / name).chmod(0o755)
+    done = subprocess.run(["/bin/sh", "-e", "-c", script], env={"PATH": str(folder), **env}, check=False)
+    assert done.returncode == 0, script
+    return log.read_text().splitlines()
+
+
+def test_only_the_image_with_sglang_gets_a_compiler_and_no_layer_of_packages_changes_with_it(
+    base: tuple[Layer, ...], commands: list[str], tmp_path: Path
+) -> None:
+    for lock, added in (("trainer-image", 0), ("trainer-sglang-image", 3)):
+        ran = trainer_commands(base, commands, tmp_path, lock)
+        (compiler,) = [command for command in ran if "g++" in command]
+        programs = {"apt-get": 0, "rm": 0}
+        called = executed(compiler, tmp_path / f"{lock}-bin", programs, LOCK=lock)
+        assert len(called) == added, called
+        assert executed(compiler, tmp_path / f"{lock}-has", {**programs, "g++": 0}, LOCK=lock) == []
+        (packages,) = [command for command in ran if "requirements.txt" in command]
+        assert ran.index(packages) < ran.index(compiler) < len(ran) - 1, "between the packages and our wheel"
+    assert {"gcc", "g++", "libc6-dev"} <= set(called[1].split())
+
+
+def test_the_compiler_lies_below_the_dockerfile_whose_lines_have_no_network(
+    base: tuple[Layer, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts: dict[str, bool] = {}
+    monkeypatch.setattr(rootfs, "base", lambda: base[0])
+    monkeypatch.setattr(rootfs, "dependencies", lambda lock, below, installed="": Layer(lock, lock))
+    monkeypatch.setattr(rootfs, "chroot", lambda below, target, script, env, network: scripts.update({script: network}))
+    monkeypatch.setattr(catalog, "_from_dockerfile", lambda name, file, below, lock: Image(name, below))
+    with_sglang = catalog.trainer_sglang().layers
+    assert [layer.key for layer in with_sglang[:3]] == [base[0].key, "trainer-image", "trainer-sglang-image"]
+    assert with_sglang[3].summary == "gcc g++ libc6-dev"
+    assert [
+        (f"install -qy --no-install-recommends {with_sglang[3].summary} " in text, network)
+        for text, network in scripts.items()
+    ] == [(True, True)]
+    assert catalog.trainer().layers == with_sglang[:2]
+    assert f"--no-install-recommends {with_sglang[3].summary} " in (SOURCE / "trainer_image/Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_a_base_may_have_a_user_with_our_ids(
+    base: tuple[Layer, ...], commands: list[str], tmp_path: Path, owned: bool
+) -> None:
+    (user,) = [line for line in trainer_commands(base, commands, tmp_path, "trainer-image") if "useradd" in line]
+    # groupadd and useradd end with an error where the id is taken.
+    taken = {"getent": 0, "groupadd": 4, "useradd": 4} if owned else {"getent": 2, "groupadd": 0, "useradd": 0}
+    called = executed(user, tmp_path / "bin", {**taken, "mkdir": 0, "chown": 0})
+    assert [line.split()[0] for line in called if "add" in line] == ([] if owned else ["groupadd", "useradd"])
+    assert called[-2:] == ["mkdir -p /home/opd", "chown 1000:1000 /home/opd"]
 
 
 def test_the_manifest_names_every_layer_and_the_chain_starts_anew_for_none(base: tuple[Layer, ...]) -> None:

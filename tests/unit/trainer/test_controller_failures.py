@@ -11,6 +11,7 @@ from controller_fakes import FakeEngine, FakeLearner, FakeScorer, Rig, sample_er
 from virtual_time import run_virtual
 
 from opd_api.vocabulary import FailureClass, Outcome, Reason
+from opd_trainer.controller.state import StopSource
 from opd_trainer.errors import TrainerError
 from opd_trainer.sample import Sample, SampleState
 
@@ -203,5 +204,56 @@ def test_engines_that_serve_other_weights_than_the_learner_s_end_the_run(tmp_pat
         final = await Rig(tmp_path / "run", learner=learner).controller.run()
         assert (final.failure_class, final.reason) == (FailureClass.INTERNAL, Reason.ENGINE_FAILED)
         assert "differ by 3.00 nats" in final.message
+
+    run_virtual(main())
+
+
+async def cancelled_by_nobody(sample: Sample) -> float:
+    """As a future of an executor that was shut down, or a connection pool that was closed under a request."""
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    return float(await future)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_a_group_that_ends_cancelled_though_nobody_asked_ends_the_run_at_once(tmp_path: Path, group: int) -> None:
+    async def main() -> None:
+        config = trainer_config(tmp_path / "run", rollout={"samplesPerPrompt": group})
+        rig = Rig(tmp_path / "run", config=config, reward=cancelled_by_nobody)
+        async with asyncio.timeout(1000):
+            final = await rig.controller.run()
+        assert (final.outcome, final.failure_class) == (Outcome.FAILED, FailureClass.INTERNAL)
+        assert "group 0 was cancelled" in final.message
+
+    run_virtual(main())
+
+
+def test_an_evaluation_that_ends_cancelled_though_nobody_asked_is_no_preemption(tmp_path: Path) -> None:
+    async def main() -> None:
+        evaluation = {"everySteps": 2, "source": "held-out.jsonl", "samples": 1}
+        config = trainer_config(tmp_path / "run", training={"evaluation": evaluation})
+
+        async def reward(sample: Sample) -> float:
+            return 0.0 if sample.sample_id >= 0 else await cancelled_by_nobody(sample)
+
+        rig = Rig(tmp_path / "run", config=config, reward=reward)
+        prompt = rig.stream.encode(0)
+        assert prompt is not None
+        rig.controller._parts.evaluation_prompts = [prompt]
+        async with asyncio.timeout(1000):
+            final = await rig.controller.run()
+        assert (final.outcome, final.failure_class) == (Outcome.FAILED, FailureClass.INTERNAL)
+        assert "evaluation was cancelled" in final.message
+
+    run_virtual(main())
+
+
+def test_a_run_that_is_stopped_cancels_its_groups_without_a_failure(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path / "run", engine=FakeEngine(latency=lambda call: 5.0 if call < 4 else 1e6))
+        loop = asyncio.get_running_loop()
+        loop.call_later(20.0, rig.controller.request_stop, StopSource.SIGNAL)
+        final = await rig.controller.run()
+        assert (final.outcome, final.step) == (Outcome.PREEMPTED, 1)
 
     run_virtual(main())

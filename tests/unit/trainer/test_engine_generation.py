@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -120,7 +121,12 @@ def test_the_end_token_ends_a_response_and_belongs_to_it(folders: list[Path]) ->
 
 def test_the_end_tokens_come_from_the_generation_config(folders: list[Path], tmp_path: Path) -> None:
     assert end_tokens(folders[0]) == frozenset({1})
-    assert end_tokens(tmp_path / "nowhere", folders[0]) == frozenset({1})
+    assert end_tokens(tmp_path / "nowhere") == frozenset()
+    folder = shutil.copytree(folders[0], tmp_path / "student")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
+    assert end_tokens(folder) == frozenset({1, 7})
+    (folder / "generation_config.json").unlink()
+    assert end_tokens(folder) == frozenset({1}), "config.json names one too"
 
 
 def test_an_abort_returns_what_was_written_and_what_follows_runs_on_new_weights(

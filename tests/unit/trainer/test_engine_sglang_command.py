@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from opd_testing.configs import trainer_config
+from opd_testing.tiny_models import write_model
 
 from opd_api.v1alpha1 import Device
+from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.rollout.engines import replica_settings
+from opd_trainer.rollout.engines.processes import EngineProcess
 from opd_trainer.rollout.engines.replica import ReplicaSettings
 from opd_trainer.rollout.engines.sglang_command import (
     AnswerError,
@@ -42,9 +46,35 @@ def test_the_server_listens_on_loopback_with_the_weights_and_version_of_the_mome
     command = launch_command(settings(tmp_path), weights="/w/v3", version=3, port=21000)
     assert option(command, "--host") == "127.0.0.1"
     assert option(command, "--model-path") == "/w/v3"
-    assert option(command, "--tokenizer-path") == "/models/student"
     assert option(command, "--weight-version") == "3"
     assert option(command, "--context-length") == str(64 + 32 + 1)
+
+
+def test_nothing_that_an_engine_reads_is_named_by_a_hub_id(tmp_path: Path) -> None:
+    """A hub id without its revision means another model, or one that was never downloaded; the weights' folder is whole."""
+    config = trainer_config(tmp_path, student="org/student", rollout={"engine": "sglang"})
+    model = config.student.model.model_copy(update={"revision": "v2"})
+    config = config.model_copy(update={"student": config.student.model_copy(update={"model": model})})
+    given = replica_settings(config, 0)
+    assert "org/student" not in repr(given)
+    command = launch_command(given, weights="/w/v3", version=3, port=21000)
+    assert not [word for word in command if "org/student" in word]
+    assert "--tokenizer-path" not in command, "the server takes it from --model-path"
+
+
+async def test_an_image_without_sglang_is_a_fault_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_server(*_: Any) -> EngineProcess:
+        raise OSError("a server that cannot run was launched")
+
+    monkeypatch.setattr(EngineProcess, "launch", no_server)
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    failure = await SglangReplica(settings(tmp_path)).start(str(write_model(tmp_path / "w")), 0)
+    assert failure is not None
+    assert (failure.failure_class, failure.reason) == (FailureClass.CONFIG, Reason.CONFIG_ERROR)
+    assert "--build-arg LOCK=trainer-sglang-image" in failure.message
+    assert "runtime.image" in failure.message
 
 
 def test_a_cpu_server_is_bounded_in_memory_and_a_gpu_server_keeps_its_own_choices(tmp_path: Path) -> None:

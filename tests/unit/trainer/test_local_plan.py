@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,20 @@ def test_a_backend_that_cannot_run_here_says_what_to_use(tmp_path: Path) -> None
     job = plan(write(tmp_path, document), tmp_path / "data")
     with pytest.raises(TrainerError, match="use transformers or sglang, or give endpoints"):
         job.served_teachers()
+
+
+def test_a_teacher_that_needs_an_engine_that_is_not_installed_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teachers = [{"name": "t", "model": {"source": "/data/t"}}]
+    document = {**MANIFEST, "spec": {**MANIFEST["spec"], "teachers": teachers, "routing": {}}}
+    job = plan(write(tmp_path, document), tmp_path / "data")
+    monkeypatch.setitem(sys.modules, "sglang", None)
+    with pytest.raises(
+        TrainerError, match=r"teacher t: .*opd\[trainer,sglang\].*or write backend: transformers"
+    ) as raised:
+        job.served_teachers()
+    assert raised.value.failure.failure_class is FailureClass.CONFIG
 
 
 @pytest.mark.parametrize("text", ["", "kind: ConfigMap", "a: [", "kind: OPDJob\n---\nkind: OPDJob"])

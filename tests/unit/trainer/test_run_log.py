@@ -119,6 +119,18 @@ async def test_a_resume_drops_the_lines_after_its_checkpoint(tmp_path: Path) -> 
     assert [line["sample_id"] for line in second.lines("samples.jsonl")] == [1, 2, 9]
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+async def test_a_resume_drops_a_line_that_was_cut_off_within_a_character(tmp_path: Path, name: str) -> None:
+    first = Logged(tmp_path)
+    first.log.step(1, {}, [sample(1, source="größe")], STATES)
+    first.log.close()
+    with (tmp_path / "logs" / name).open("ab") as file:
+        file.write('{"step": 2, "response": "四'.encode()[:-1])
+    second = Logged(tmp_path, resume_step=1, attempt=2)
+    assert [line["step"] for line in second.lines(name)] == [1]
+    assert second.lines("samples.jsonl")[0]["data_source"] == "größe"
+
+
 async def test_tensorboard_has_the_names_that_people_know(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -83,6 +83,29 @@ async def test_a_server_that_still_loads_is_not_back_yet(tmp_path: Path) -> None
             await scoring
 
 
+async def test_a_held_sample_goes_on_when_another_request_shows_that_the_replica_is_there(tmp_path: Path) -> None:
+    answering = asyncio.Event()
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> Any:
+        if len(teacher.bodies) == 1:  # in flight while the other one's connection breaks
+            await answering.wait()
+            return right_answer(body)
+        return cut_once(request, body)
+
+    cut_once = once(reset)
+    async with fake_teachers(1) as (teacher,), pool_of(config_for(tmp_path, [teacher.url], retries=0)) as pool:
+        teacher.behaviour = behave
+        teacher.healthy = False  # no probe finds the replica back: only the answer can tell
+        first = asyncio.create_task(pool.score(sample(1)))
+        await until(lambda: teacher.running == 1)
+        held = asyncio.create_task(pool.score(sample(2)))
+        await until(lambda: pool.unavailable == "teacher")
+        answering.set()
+        async with asyncio.timeout(15):
+            await asyncio.gather(first, held)
+        assert pool.unavailable is None
+
+
 async def test_a_killed_teacher_loses_no_sample_in_flight(tmp_path: Path) -> None:
     started = asyncio.Event()
 

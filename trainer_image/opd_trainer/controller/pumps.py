@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from opd_api.vocabulary import FailureClass, Reason, TrainerTask
 from opd_trainer.controller.admission import Admission
@@ -37,6 +37,7 @@ class StepLog(Protocol):
     def published(self, version: int) -> None: ...
 
 
+T = TypeVar("T")
 #: Engine and learner give the same token log-probabilities that differ by hundredths; by this much they are two models.
 MISMATCH_NATS = 1.0
 
@@ -54,6 +55,22 @@ def _same_weights(metrics: dict[str, float]) -> None:
             f"log-probabilities of engine and learner differ by {gap:.2f} nats a token on samples of the current weights: "
             "the engines do not serve what was published",
         )
+
+
+def _outcome(task: asyncio.Future[T]) -> T:
+    """Result of a task that nobody asked to end. Raises what it raised.
+
+    Raises TrainerError(Internal) when it ended cancelled all the same: something that it waited for was cancelled. As a
+    CancelledError it would pass for a stop that somebody asked for, and a group would be missing without a word.
+    """
+    if task.cancelled():
+        name = task.get_name() if isinstance(task, asyncio.Task) else "work"
+        raise TrainerError(
+            FailureClass.INTERNAL,
+            Reason.INTERNAL_ERROR,
+            f"{name} was cancelled though nobody asked for it: a part that it waited for was shut down under it",
+        )
+    return task.result()
 
 
 class PhaseClock:
@@ -109,6 +126,8 @@ class Pumps:
         self._state = state
         self._log = log
         self._clock = PhaseClock(state)
+        # Numbers of the whole run, known before its first step; a step's own would take their place.
+        self._of_the_run = dict(state.metrics)
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake_rollout = asyncio.Event()
         self._wake_train = asyncio.Event()
@@ -130,7 +149,7 @@ class Pumps:
             await asyncio.wait({rollout, train, self._fatal}, return_when=asyncio.FIRST_COMPLETED)
             for finished in (self._fatal, rollout, train):
                 if finished.done():
-                    finished.result()
+                    _outcome(finished)
         finally:
             await self._cancel({rollout, train, stop, *self._tasks})
             self._fatal.cancel()
@@ -182,10 +201,11 @@ class Pumps:
     def _group_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self.wake()
-        if task.cancelled() or self._fatal is None or self._fatal.done():
+        if self._fatal is None or self._fatal.done() or task.cancelling():
             return
-        error = task.exception()
-        if error is not None:
+        try:
+            _outcome(task)
+        except Exception as error:
             self._fatal.set_exception(error)
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -233,7 +253,7 @@ class Pumps:
         self._state.step += 1
         self._state.activity.add(max(1, int(result.metrics.get("micro_batches", 1))))
         await self._after_step()
-        metrics = batch_metrics(samples, version) | result.metrics
+        metrics = self._of_the_run | batch_metrics(samples, version) | result.metrics
         if "opd_loss" in metrics:
             metrics["loss"] = metrics.pop("opd_loss")
         metrics |= {f"seconds_{phase}": seconds for phase, seconds in self._clock.take().items()}
@@ -270,7 +290,7 @@ class Pumps:
         stop = asyncio.create_task(self._state.stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
+            return _outcome(task) if task.done() else None
         finally:
             stop.cancel()
             task.cancel()

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,11 @@ class LocalJob:
                 raise config_error(
                     f"teacher {teacher.name}: backend {teacher.backend} cannot be started by opd run; "
                     "use transformers or sglang, or give endpoints of a running server"
+                )
+            if teacher.backend is TeacherBackend.SGLANG and find_spec("sglang") is None:
+                raise config_error(
+                    f"teacher {teacher.name}: backend sglang (the default) needs SGLang, which is not installed here; "
+                    "install the extra opd[trainer,sglang], or write backend: transformers"
                 )
         return served
 

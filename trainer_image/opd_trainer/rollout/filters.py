@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Awaitable, Callable
 
 from opd_api.vocabulary import FailureClass, Reason
 from opd_trainer.errors import TrainerError
-from opd_trainer.rollout.entrypoints import load_entrypoint
+from opd_trainer.rollout import user_calls
+from opd_trainer.rollout.user_calls import LateError, UserFunction
 from opd_trainer.sample import Sample
 
-FILTER_SECONDS = 60.0
 Filter = Callable[[list[Sample]], Awaitable[bool]]
 
 
@@ -22,16 +20,14 @@ def build_filter(value: str | None) -> Filter | None:
     """
     if value is None:
         return None
-    function = load_entrypoint("task.filter", value)
-    is_async = inspect.iscoroutinefunction(function)
+    function = UserFunction("task.filter", value)
 
     async def keep(samples: list[Sample]) -> bool:
         try:
-            call = function(samples) if is_async else asyncio.to_thread(function, samples)
-            return bool(await asyncio.wait_for(call, FILTER_SECONDS))
+            return bool(await function(samples))
         except Exception as error:
-            raise TrainerError(
-                FailureClass.DATA, Reason.DATA_ERROR, f"task.filter {value} failed: {type(error).__name__}: {error}"
-            ) from error
+            late = isinstance(error, LateError)
+            what = f"took longer than {user_calls.CALL_SECONDS:g} s" if late else f"{type(error).__name__}: {error}"
+            raise TrainerError(FailureClass.DATA, Reason.DATA_ERROR, f"task.filter {value} failed: {what}") from error
 
     return keep

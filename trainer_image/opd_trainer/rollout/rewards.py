@@ -1,12 +1,12 @@
 """Task rewards: exact_match, math_verify, or a function of the user's.
 
 math_verify parses untrusted text with sympy, which can run for ever, so it runs in worker processes with a deadline.
+Deadlines are of the work itself: how long an item waits for its turn says nothing about it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import multiprocessing
 import re
@@ -14,21 +14,27 @@ import signal
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Any, TypeVar
 
 from opd_api.vocabulary import FailureClass, Reason
-from opd_trainer.errors import Failure, SampleError
-from opd_trainer.rollout.entrypoints import load_entrypoint
+from opd_trainer.errors import Failure, SampleError, TrainerError
+from opd_trainer.rollout import user_calls
+from opd_trainer.rollout.user_calls import CallCancelledError, LateError, UserFunction, within
 from opd_trainer.sample import Sample
 
 logger = logging.getLogger(__name__)
-#: math_verify's own limits, in seconds; the pool is rebuilt when a worker ignores them.
+#: math_verify's own limits, in seconds; a worker that ignores them is killed at the deadline.
 PARSE_SECONDS = 5
 VERIFY_SECONDS = 5
 DEADLINE_SECONDS = 30.0
-ENTRYPOINT_SECONDS = 60.0
 WORKERS = 2
+#: How long a worker may take to come up with sympy loaded, and how often it is tried.
+START_SECONDS = 120.0
+START_TRIES = 2
+#: An item under which this many workers died is the one that kills them.
+ITEM_TRIES = 2
 
+T = TypeVar("T")
 Reward = Callable[[Sample], Awaitable[float]]
 _MARKERS = re.compile(r"(?:####|\banswer\s*(?:is)?\s*:)", re.IGNORECASE)
 
@@ -73,13 +79,73 @@ def _math_verify(response: str, answer: str) -> float:
     return float(bool(verify(gold, given, timeout_seconds=VERIFY_SECONDS)))
 
 
+def _load_math_verify() -> None:
+    """Runs in a worker before its first item: importing sympy takes seconds, which are not the item's."""
+    import math_verify  # noqa: F401
+
+
+class _WorkerLostError(Exception):
+    """The worker died, or was ended, before its item was done."""
+
+
+class _Worker:
+    """One process that has one item at a time: an item that hangs or kills it costs no other item anything."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    async def run(self, function: Callable[[str, str], float], response: str, answer: str, seconds: float) -> float:
+        """Raises LateError `seconds` after the process took the item, _WorkerLostError, or TrainerError(Internal)."""
+        if self._pool is None:
+            await self._start()
+        return await self._call(seconds, function, response, answer)
+
+    async def _start(self) -> None:
+        """Have a process that waits for an item."""
+        for _ in range(START_TRIES):
+            try:
+                return await self._call(START_SECONDS, _load_math_verify)
+            except (LateError, _WorkerLostError) as error:
+                logger.warning("a worker of math_verify did not start: %r", error)
+        raise TrainerError(
+            FailureClass.INTERNAL,
+            Reason.INTERNAL_ERROR,
+            f"no worker process of math_verify came up in {START_TRIES} tries; give the trainer more memory (ray.head)",
+        )
+
+    async def _call(self, seconds: float, function: Callable[..., T], *arguments: str) -> T:
+        if self._pool is None:
+            context = multiprocessing.get_context("forkserver")
+            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_ignore_interrupts)
+        try:
+            return await within(asyncio.wrap_future(self._pool.submit(function, *arguments)), seconds)
+        except (BrokenProcessPool, CallCancelledError) as error:
+            self.end()
+            raise _WorkerLostError(str(error)) from error
+        except (LateError, asyncio.CancelledError):  # the process still works on it: the next item gets another one
+            self.end()
+            raise
+
+    def end(self, *, wait: bool = False) -> None:
+        """Kill the process; `wait` until it is gone."""
+        if self._pool is None:
+            return
+        pool, self._pool = self._pool, None
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        pool.shutdown(wait=wait, cancel_futures=True)
+
+
 class MathVerify:
-    """The math_verify reward on a small process pool."""
+    """The math_verify reward on a few worker processes."""
 
     def __init__(self, *, workers: int = WORKERS, deadline: float = DEADLINE_SECONDS) -> None:
-        self._workers = workers
         self._deadline = deadline
-        self._pool: ProcessPoolExecutor | None = None
+        self._workers = [_Worker() for _ in range(workers)]
+        # The last one back goes first: a process that runs is taken before another one is started.
+        self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        for worker in self._workers:
+            self._idle.put_nowait(worker)
         self.timeouts = 0
 
     async def __call__(self, sample: Sample) -> float:
@@ -87,34 +153,29 @@ class MathVerify:
         return await self.run(_math_verify, sample.response_text, str(_answer_of(sample)))
 
     async def run(self, function: Callable[[str, str], float], response: str, answer: str) -> float:
-        """`function(response, answer)` in a worker, within the deadline."""
-        if self._pool is None:
-            context = multiprocessing.get_context("forkserver")
-            self._pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_ignore_interrupts)
-        pool = self._pool
+        """`function(response, answer)` in a worker, within the deadline, which begins when a worker takes it.
+
+        0.0 past the deadline, and when the worker died under it twice. Raises TrainerError(Internal) when no worker starts.
+        """
+        worker = await self._idle.get()
         try:
-            return await asyncio.wait_for(
-                asyncio.get_running_loop().run_in_executor(pool, function, response, answer), self._deadline
-            )
-        except (TimeoutError, BrokenProcessPool) as error:
+            for _ in range(ITEM_TRIES):
+                try:
+                    return await worker.run(function, response, answer, self._deadline)
+                except _WorkerLostError as error:
+                    fault = f"its process died ({error})"
+                except TimeoutError:
+                    fault = f"it took longer than {self._deadline:g} s"
+                    break
             self.timeouts += 1
-            logger.warning("math_verify gave no answer: %s; the sample gets reward 0", type(error).__name__)
-            if self._pool is pool:  # its workers hang; others that wait for it come here too
-                self._pool = None
-                await asyncio.to_thread(_kill, pool)
+            logger.warning("math_verify gave no answer: %s; the sample gets reward 0", fault)
             return 0.0
+        finally:
+            self._idle.put_nowait(worker)
 
     async def close(self) -> None:
         """End the workers."""
-        if self._pool is not None:
-            pool, self._pool = self._pool, None
-            await asyncio.to_thread(_kill, pool)
-
-
-def _kill(pool: ProcessPoolExecutor) -> None:
-    for process in list((pool._processes or {}).values()):
-        process.kill()
-    pool.shutdown(wait=True, cancel_futures=True)
+        await asyncio.gather(*(asyncio.to_thread(worker.end, wait=True) for worker in self._workers))
 
 
 class EntrypointReward:
@@ -122,17 +183,16 @@ class EntrypointReward:
 
     def __init__(self, value: str) -> None:
         self._name = value
-        self._function = load_entrypoint("task.reward", value)
-        self._async = inspect.iscoroutinefunction(self._function)
+        self._function = UserFunction("task.reward", value)
 
     async def __call__(self, sample: Sample) -> float:
         """Raises SampleError when the function raises, takes too long or returns no finite number."""
-        arguments = (sample.response_text, sample.answer, sample.record)
         try:
-            call = self._function(*arguments) if self._async else asyncio.to_thread(self._function, *arguments)
-            value = float(await asyncio.wait_for(call, ENTRYPOINT_SECONDS))
-        except TimeoutError:
-            raise _reward_error(f"{self._name} took longer than {ENTRYPOINT_SECONDS:.0f} s") from None
+            value = float(await self._function(sample.response_text, sample.answer, sample.record))
+        except LateError:
+            raise _reward_error(f"{self._name} took longer than {user_calls.CALL_SECONDS:g} s") from None
+        except CallCancelledError:
+            raise _reward_error(f"{self._name} was cancelled by something that it waited for") from None
         except Exception as error:
             raise _reward_error(f"{self._name} raised {type(error).__name__}: {error}") from error
         if value != value or value in (float("inf"), float("-inf")):

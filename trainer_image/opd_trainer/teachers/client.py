@@ -173,7 +173,7 @@ class TeacherClient:
             outcome = fault.kind
             raise
         else:
-            replica.succeeded()
+            self._answered(replica)
             return answer
         finally:
             replica.release(query.tokens)
@@ -294,8 +294,14 @@ class TeacherClient:
 
     async def _look(self, replica: Replica) -> None:
         if await self._answers(replica.endpoint, healthy=True):
+            self._answered(replica)
+
+    def _answered(self, replica: Replica) -> None:
+        """The one way back from unreachable, by a probe or by a request that was on its way: who is held must hear of it."""
+        back = not replica.reachable
+        replica.succeeded()
+        if back:
             log.info("teacher %s: %s answers", self.name, replica.endpoint.url)
-            replica.succeeded()
             self._announce()
 
     async def _answers(self, endpoint: Endpoint, *, healthy: bool = False) -> bool:

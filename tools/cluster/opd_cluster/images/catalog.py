@@ -57,7 +57,10 @@ def trainer() -> Image:
 def trainer_sglang() -> Image:
     below = _trainer_layers()
     added = rootfs.dependencies("trainer-sglang-image", below, installed="trainer-image")
-    return _from_dockerfile("opd-trainer-sglang", "trainer_image/Dockerfile", (*below, added), "trainer-sglang-image")
+    # Debian's packages know nothing of Python's: the compiler is made on the root file system alone, once for all locks.
+    compiler = rootfs.compiler(below[:1])
+    layers = (*below, added, compiler)
+    return _from_dockerfile("opd-trainer-sglang", "trainer_image/Dockerfile", layers, "trainer-sglang-image")
 
 
 def _trainer_layers() -> tuple[Layer, ...]:

@@ -17,6 +17,8 @@ SUITE = "bookworm"
 PYTHON = "3.11"
 """Debian bookworm's Python and the version that the lock files are resolved for."""
 PACKAGES = ("python3", "python3-venv", "tini", "wget", "ca-certificates", "procps")
+COMPILER = ("gcc", "g++", "libc6-dev")
+"""What the trainer's Dockerfile installs beside SGLang."""
 VENV = "opt/venv"
 REVISION = "2"
 
@@ -49,6 +51,23 @@ def _debootstrap(target: Path) -> None:
         shutil.rmtree(target / waste, ignore_errors=True)
     for directory in ("var/cache/apt/archives/partial", "var/lib/apt/lists/partial"):
         (target / directory).mkdir(parents=True)
+
+
+def compiler(below: tuple[Layer, ...]) -> Layer:
+    """A C and C++ compiler: a RUN of a Dockerfile has no network to install one over."""
+    names = " ".join(COMPILER)
+    waste = "/var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/apt/archives/*.deb /usr/share/doc /usr/share/man"
+    script = f"apt-get update -q && apt-get install -qy --no-install-recommends {names} && rm -rf {waste}"
+
+    def fill(target: Path) -> None:
+        resolver = target / "etc" / "resolv.conf"
+        resolver.parent.mkdir()
+        shutil.copy("/etc/resolv.conf", resolver)  # the one in `below` is of the day that it was made
+        env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"}
+        chroot(below, target, script, env=env, network=True)
+        resolver.unlink()
+
+    return make_layer(digest("compiler", SUITE, *COMPILER, *(layer.key for layer in below)), names, fill)
 
 
 def dependencies(lock: str, below: tuple[Layer, ...], installed: str = "") -> Layer:

@@ -35,8 +35,6 @@ def replica_settings(config: TrainerConfig, index: int) -> ReplicaSettings:
         max_batch=MAX_BATCH[config.rollout.engine, config.device],
         seed=config.training.seed,
         trust_remote_code=config.student.model.trust_remote_code,
-        tokenizer=config.student.tokenizer or config.student.model.source,
-        model_source=config.student.model.source,
         log_directory=Path(config.run.directory) / "logs" / f"attempt-{config.run.attempt}",
         start_deadline_seconds=float(config.lifecycle.stall_timeout_seconds),
     )

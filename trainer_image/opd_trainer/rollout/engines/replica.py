@@ -17,7 +17,11 @@ from opd_trainer.rollout.engines.sampling import SamplingSettings
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """All that a replica needs to know; built by the fleet from the TrainerConfig."""
+    """All that a replica needs to know; built by the fleet from the TrainerConfig.
+
+    No model and no tokenizer: the folder of published weights holds both, with configuration and generation config. A hub
+    id beside it could mean another revision, or one that was never downloaded.
+    """
 
     index: int
     device: Device
@@ -30,9 +34,6 @@ class ReplicaSettings:
     max_batch: int
     seed: int
     trust_remote_code: bool
-    #: Where tokenizer and generation config come from when the weights' folder lacks them.
-    tokenizer: str
-    model_source: str
     log_directory: Path
     start_deadline_seconds: float
 

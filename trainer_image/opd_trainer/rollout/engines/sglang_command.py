@@ -26,15 +26,13 @@ class AnswerError(Exception):
 
 
 def launch_command(settings: ReplicaSettings, *, weights: str, version: int, port: int) -> list[str]:
-    """Arguments of the server; it listens on loopback only, so it needs no key."""
+    """Arguments of the server; it listens on loopback only, so it needs no key. The tokenizer lies beside the weights."""
     command = [
         sys.executable,
         "-m",
         "sglang.launch_server",
         "--model-path",
         weights,
-        "--tokenizer-path",
-        settings.tokenizer,
         "--host",
         "127.0.0.1",
         "--port",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import aiohttp
@@ -38,6 +39,11 @@ CONTROL_SECONDS = 120.0
 LOAD_SECONDS = 1200.0
 #: Without an answer to any request for this long, the probe asks for a token instead of a sign of life.
 QUIET_SECONDS = 60.0
+#: The trainer's image comes with and without it; the same image fails in the same way in every attempt.
+NO_SGLANG = (
+    "rollout.engine is sglang, and SGLang is not installed where the engine runs: build trainer_image/Dockerfile with"
+    " --build-arg LOCK=trainer-sglang-image and name that image in runtime.image, or write rollout.engine: transformers"
+)
 IN_USE = ("address already in use", "EADDRINUSE", "Errno 98")
 
 
@@ -74,9 +80,11 @@ class SglangReplica:
         """Launch the server on a free port and wait until it really generates."""
         if sweep(self._record):
             log.warning("ended an engine server that an earlier owner had left")
+        if find_spec("sglang") is None:
+            return Failure(FailureClass.CONFIG, Reason.CONFIG_ERROR, NO_SGLANG)
         settings = self._settings
         try:
-            self._end_ids = end_tokens(weights, settings.model_source, trust_remote_code=settings.trust_remote_code)
+            self._end_ids = end_tokens(weights, trust_remote_code=settings.trust_remote_code)
             self._vocabulary = embedding_rows(weights, trust_remote_code=settings.trust_remote_code)
         except (OSError, ValueError) as error:
             return _failure(f"the student's configuration cannot be read from {weights}: {error}", FailureClass.CONFIG)

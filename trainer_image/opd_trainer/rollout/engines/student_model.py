@@ -23,17 +23,16 @@ def load_student(folder: Path, *, dtype: str, device: str, trust_remote_code: bo
     return model.to(device).eval().requires_grad_(False)
 
 
-def end_tokens(*sources: str | Path | None, trust_remote_code: bool = False) -> frozenset[int]:
-    """Ids that end a response: from the first source with a generation config that names some, else from its config."""
-    for source in filter(None, sources):
-        for kind in (GenerationConfig, AutoConfig):
-            options = {} if kind is GenerationConfig else {"trust_remote_code": trust_remote_code}
-            try:
-                ids = kind.from_pretrained(source, **options).eos_token_id
-            except OSError:
-                continue
-            if ids is not None:
-                return frozenset([ids] if isinstance(ids, int) else ids)
+def end_tokens(folder: str | Path, *, trust_remote_code: bool = False) -> frozenset[int]:
+    """Ids that end a response: from the folder's generation config where that names some, else from its config."""
+    for kind in (GenerationConfig, AutoConfig):
+        options = {} if kind is GenerationConfig else {"trust_remote_code": trust_remote_code}
+        try:
+            ids = kind.from_pretrained(folder, **options).eos_token_id
+        except OSError:
+            continue
+        if ids is not None:
+            return frozenset([ids] if isinstance(ids, int) else ids)
     return frozenset()
 
 

@@ -56,7 +56,7 @@ class TransformersReplica:
         model = load_student(
             folder, dtype=settings.dtype, device=settings.device.value, trust_remote_code=settings.trust_remote_code
         )
-        end_ids = end_tokens(folder, settings.model_source, trust_remote_code=settings.trust_remote_code)
+        end_ids = end_tokens(folder, trust_remote_code=settings.trust_remote_code)
         if not end_ids:
             log.warning("no end-of-sequence token is known: every response runs to its limit")
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
