@@ -7,11 +7,11 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from opd_trainer.rollout.data import (
     Prompt,
     PromptEncoder,
     PromptStream,
+    data_error,
     load_records,
     require_fields,
     steps_of_epochs,
@@ -41,8 +42,14 @@ from opd_trainer.runlog import RunLog
 from opd_trainer.sample import Sample
 from opd_trainer.storage import RunDirectory
 from opd_trainer.summary import RunReporter
+from opd_trainer.teachers.routing import route_rows, routing_field
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger(__name__)
+#: Metric of every step: rows of the data without a teacher, where routing.strict is false.
+ROWS_LEFT_OUT = "rows_left_out"
 
 
 @dataclass(slots=True)
@@ -70,8 +77,9 @@ async def build_parts(
         )
     await asyncio.to_thread(directory.create)
     tokenizer = await asyncio.to_thread(load_tokenizer, config)
-    stream, total_steps = await asyncio.to_thread(_open_stream, config, tokenizer)
-    held_out = await asyncio.to_thread(_held_out_prompts, config, tokenizer)
+    data = await asyncio.to_thread(open_data, config, tokenizer)
+    if data.left_out:
+        state.metrics[ROWS_LEFT_OUT] = float(data.left_out)
     reward, keep = build_reward(config.task.reward), build_filter(config.task.filter)
     checkpoint = config.training.checkpoint
     store = CheckpointStore(
@@ -87,20 +95,20 @@ async def build_parts(
         resume_step=found.step if found is not None else 0,
         split=_splitter(tokenizer),
     )
-    prometheus.total_steps.set(total_steps)
-    engine, learner, scorer = _actors(config, log, total_steps)
+    prometheus.total_steps.set(data.total_steps)
+    engine, learner, scorer = _actors(config, log, data.total_steps)
     parts = Parts(
         engine=engine,
         scorer=scorer,
         learner=learner,
         store=store,
-        stream=stream,
+        stream=data.stream,
         log=log,
-        total_steps=total_steps,
+        total_steps=data.total_steps,
         reward=reward,
         keep=keep,
         decode=_decoder(tokenizer) if _needs_text(config) else None,
-        evaluation_prompts=held_out,
+        evaluation_prompts=data.held_out,
         resume_from=found.path if found is not None else None,
         resume_state=found.controller_state if found is not None else None,
         fingerprints=_fingerprints(config, tokenizer),
@@ -160,28 +168,58 @@ def load_tokenizer(config: TrainerConfig) -> Any:
         ) from error
 
 
-def _open_stream(config: TrainerConfig, tokenizer: Any) -> tuple[PromptStream, int]:
-    data, training = config.data, config.training
-    records = load_records(data.source, data.split)
-    fields = {"data.promptField": data.prompt_field}
+def needed_fields(config: TrainerConfig) -> dict[str, str]:
+    """Fields that the data must have, by the path in the spec that names them."""
+    fields = {"data.promptField": config.data.prompt_field}
     if needs_answer(config.task.reward):
-        fields["data.answerField"] = data.answer_field
-    if config.routing.map:
-        fields["data.dataSourceField"] = data.data_source_field
-    require_fields(records, fields)
+        fields["data.answerField"] = config.data.answer_field
+    routing = routing_field(config.routing, config.data)
+    return fields if routing is None else {**fields, routing[0]: routing[1]}
+
+
+@dataclass(frozen=True, slots=True)
+class JobData:
+    """The prompts of a run."""
+
+    stream: PromptStream
+    total_steps: int
+    #: For evaluations, the same ones every time.
+    held_out: list[Prompt]
+    #: Rows of data.source that no teacher scores; they are not in the stream.
+    left_out: int
+
+
+def open_data(config: TrainerConfig, tokenizer: Any) -> JobData:
+    """Read prompts and held-out prompts. Raises TrainerError(Data)."""
+    data, training = config.data, config.training
+    records, left_out = _routed_records(config, data.source, "data.source")
     stream = PromptStream(records, PromptEncoder(tokenizer, data.chat_template), data)
-    if training.steps is not None:
-        return stream, training.steps
-    assert training.epochs is not None, "rule 18: exactly one of steps and epochs"
-    return stream, steps_of_epochs(training.epochs, stream.usable(), training.prompts_per_step)
+    steps = training.steps
+    if steps is None:
+        assert training.epochs is not None, "rule 18: exactly one of steps and epochs"
+        steps = steps_of_epochs(training.epochs, stream.usable(), training.prompts_per_step)
+    return JobData(stream, steps, _held_out_prompts(config, tokenizer), left_out)
+
+
+def _routed_records(config: TrainerConfig, source: str, field: str) -> tuple[Sequence[dict[str, Any]], int]:
+    """Rows that a teacher scores, and the number of the others: a rollout that nobody scores is for nothing."""
+    records = load_records(source, config.data.split, field=field)
+    require_fields(records, needed_fields(config))
+    routed = route_rows(config.routing, config.data, records)
+    if routed is None or not routed.left_out:
+        return records, 0
+    if config.routing.strict or not routed.rows:
+        raise data_error(Reason.DATA_ERROR, f"{field} {source}: {routed.complaint}")
+    logger.warning("%s %s: %s. From here on rows are counted without them", field, source, routed.complaint)
+    return cast("Dataset", records).select(routed.rows), routed.left_out
 
 
 def _held_out_prompts(config: TrainerConfig, tokenizer: Any) -> list[Prompt]:
-    """The first `samples` usable prompts of the evaluation file, the same ones every time."""
+    """The first `samples` usable prompts of the evaluation file."""
     evaluation = config.training.evaluation
     if evaluation is None:
         return []
-    records = load_records(evaluation.source, config.data.split, field="training.evaluation.source")
+    records, _ = _routed_records(config, evaluation.source, "training.evaluation.source")
     data = config.data.model_copy(update={"source": evaluation.source, "shuffle": False})
     stream = PromptStream(records, PromptEncoder(tokenizer, data.chat_template), data)
     prompts = (stream.encode(ticket) for ticket in range(stream.size))

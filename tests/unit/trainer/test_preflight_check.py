@@ -276,7 +276,9 @@ def test_a_hub_that_cannot_be_reached_is_an_infrastructure_failure(
     assert "give its path" in found[0].message
 
 
-def test_a_download_goes_to_the_claim_once(claim: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_goes_to_the_claim_and_every_check_asks_for_what_is_missing(
+    claim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
 
     calls: list[dict[str, Any]] = []
@@ -284,14 +286,15 @@ def test_a_download_goes_to_the_claim_once(claim: Path, monkeypatch: pytest.Monk
     def download(source: str, **options: Any) -> str:
         calls.append({"source": source, **options})
         folder = Path(options["cache_dir"]) / "models--org--student" / "snapshots" / "main"
-        shutil.copytree(claim / "student", folder)
+        shutil.copytree(claim / "student", folder, dirs_exist_ok=True)
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     config = config_of(claim, student_source="org/student")
     assert findings(config) == []
     assert findings(config) == []
-    assert len(calls) == 1
+    assert len(calls) == 2
+    assert calls[0] == calls[1]
     assert calls[0]["cache_dir"] == str(claim / "hf" / "hub")
     assert "*.safetensors" in calls[0]["allow_patterns"]
     assert not any("bin" in pattern for pattern in calls[0]["allow_patterns"])
@@ -375,3 +378,21 @@ def test_a_row_that_would_end_a_training_is_found_behind_the_first_ones(claim: P
     template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
     found = only(config_of(claim, data={"chatTemplate": template}))
     assert found.message.startswith("row 1300: the chat template refuses a prompt")
+
+
+def with_critic(claim: Path, source: Path) -> TrainerConfig:
+    task = {"reward": "exact_match", "advantageEstimator": "gae", "critic": {"model": {"source": str(source)}}}
+    return config_of(claim, task=task, data={"answerField": "answer"})
+
+
+def test_a_critic_that_is_not_there_is_an_error_before_a_gpu_is_taken(claim: Path) -> None:
+    found = only(with_critic(claim, claim / "critic"))
+    assert (found.path, found.reason) == ("spec.task.critic.model.source", Reason.MODEL_NOT_FOUND)
+    shutil.copytree(claim / "student", claim / "critic")
+    assert not [item for item in findings(with_critic(claim, claim / "critic")) if item.severity is Severity.ERROR]
+
+
+def test_a_critic_that_does_not_know_every_token_of_the_student_is_an_error(claim: Path) -> None:
+    write_model(claim / "critic", vocabulary=258)
+    found = only(with_critic(claim, claim / "critic"))
+    assert (found.path, found.reason) == ("spec.task.critic.model.source", Reason.TOKENIZER_MISMATCH)

@@ -11,7 +11,7 @@ from opd_api.v1alpha1 import Routing
 from opd_api.vocabulary import FailureClass
 from opd_trainer.errors import TrainerError
 from opd_trainer.sample import Sample
-from opd_trainer.teachers.routing import Router, SampleDroppedError
+from opd_trainer.teachers.routing import Router
 
 
 def sample(source: str = "", **record: Any) -> Sample:
@@ -30,6 +30,13 @@ def test_another_key_is_read_from_the_record() -> None:
     assert router.route(sample("math")) == ["c"]
 
 
+def test_a_key_with_a_dot_is_a_field_of_an_object() -> None:
+    router = Router(Routing(key="extra.subject", map={"algebra": "m"}, default="c"), ["m", "c"])
+    assert router.route(sample(extra={"subject": "algebra"})) == ["m"]
+    assert router.route(sample(extra=None)) == ["c"]
+    assert router.route(sample(extra={"subject": None})) == ["c"]
+
+
 def test_one_teacher_without_a_map_scores_everything() -> None:
     assert Router(Routing(), ["only"]).route(sample("anything")) == ["only"]
 
@@ -43,11 +50,6 @@ def test_a_value_without_a_teacher_ends_a_strict_run_with_a_remedy() -> None:
     with pytest.raises(TrainerError, match=r"routing\.map") as caught:
         Router(Routing(map={"math": "m"}), ["m", "c"]).route(sample("poems"))
     assert caught.value.failure.failure_class is FailureClass.DATA
-
-
-def test_a_value_without_a_teacher_is_dropped_when_routing_is_not_strict() -> None:
-    with pytest.raises(SampleDroppedError):
-        Router(Routing(map={"math": "m"}, strict=False), ["m", "c"]).route(sample("poems"))
 
 
 def test_an_ensemble_asks_every_teacher() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from opd_api.trainer_config import TrainerConfig, TrainerTeacher
 from opd_api.vocabulary import Reason
 from opd_trainer.errors import TrainerError
-from opd_trainer.preflight.models import Resolved, resolve_model, resolve_tokenizer
+from opd_trainer.preflight.models import Resolved, first_line, reading_errors, resolve_model, resolve_tokenizer
 from opd_trainer.preflight.prompts import check_data, check_evaluation, check_task
 from opd_trainer.preflight.report import Found, Report, error, finish, not_checked, of_exception, read_config, warning
 from opd_trainer.preflight.storage import check_space, check_writable
@@ -47,6 +47,7 @@ def check_inputs(config: TrainerConfig, report: Report) -> None:
     facts = _student_tokenizer(config, student, report)
     for index, teacher in enumerate(config.teachers):
         _check_teacher(config, index, teacher, facts, report)
+    _check_critic(config, student, report)
     check_task(config, report)
     check_data(config, _tokenizer(config, facts), report)
     check_evaluation(config, report)
@@ -66,20 +67,31 @@ def _check_teacher(
     if not config.preflight.check_tokenizer:
         return
     folder = model.folder if model else None
+    trust = teacher.model.trust_remote_code if teacher.model else False
     if teacher.tokenizer:
-        folder = resolve_tokenizer(config, teacher.tokenizer, f"{path}.tokenizer", report)
+        folder = resolve_tokenizer(config, teacher.tokenizer, f"{path}.tokenizer", report, trust_remote_code=trust)
     if folder is None or student is None:
         message = f"the tokenizer of {teacher.name} could not be compared with the student's"
         hint = "" if teacher.model else "; set tokenizer to the external teacher's hub id or path"
         report.add([not_checked(Reason.TOKENIZER_MISMATCH, path, message + hint)])
         return
-    trust = teacher.model.trust_remote_code if teacher.model else False
     facts = _read(folder, model, trust, f"{path}.tokenizer", report)
     if facts is not None:
         findings = compare(student, facts, teacher.name, path)
         report.add(findings)
         if not findings:
             report.say(f"        ok  {path}: {len(facts.vocabulary)} tokens, the same as the student's")
+
+
+def _check_critic(config: TrainerConfig, student: Resolved | None, report: Report) -> None:
+    if config.task is None or config.task.critic is None:
+        return
+    path = "spec.task.critic.model.source"
+    critic = resolve_model(config, config.task.critic.model, path, report)
+    known, needed = critic and critic.vocabulary, student and student.vocabulary
+    if known is not None and needed is not None and known < needed:
+        message = f"the critic knows {known} tokens, the student {needed}; it must take every token of the student"
+        report.add([error(Reason.TOKENIZER_MISMATCH, path, message)])
 
 
 def response_cap(config: TrainerConfig, name: str, folder: Path) -> list[Found]:
@@ -115,20 +127,22 @@ def _check_top_k(config: TrainerConfig, vocabulary: int | None, who: str, report
 
 
 def _student_tokenizer(config: TrainerConfig, student: Resolved | None, report: Report) -> TokenizerFacts | None:
-    folder = student.folder if student else None
+    folder, trust = student.folder if student else None, config.student.model.trust_remote_code
     if config.student.tokenizer:
-        folder = resolve_tokenizer(config, config.student.tokenizer, "spec.student.tokenizer", report)
+        folder = resolve_tokenizer(
+            config, config.student.tokenizer, "spec.student.tokenizer", report, trust_remote_code=trust
+        )
     if folder is None:
         return None
-    return _read(folder, student, config.student.model.trust_remote_code, "spec.student.tokenizer", report)
+    return _read(folder, student, trust, "spec.student.tokenizer", report)
 
 
 def _read(folder: Path, model: Resolved | None, trust: bool, path: str, report: Report) -> TokenizerFacts | None:
     try:
         return read_tokenizer(folder, model=model.folder if model else None, trust_remote_code=trust)
-    except (OSError, ValueError) as problem:
-        first = str(problem).splitlines()[0][:200]
-        report.add([error(Reason.MODEL_NOT_FOUND, path, f"{folder} holds no tokenizer that can be read: {first}")])
+    except reading_errors(trust_remote_code=trust) as problem:
+        message = f"{folder} holds no tokenizer that can be read: {first_line(problem)}"
+        report.add([error(Reason.MODEL_NOT_FOUND, path, message)])
         return None
 
 

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from opd_api.trainer_config import TrainerConfig
-from opd_api.v1alpha1 import Data, Overlong, RoutingMode
+from opd_api.v1alpha1 import Data, Overlong
 from opd_api.vocabulary import Reason
+from opd_trainer.build import needed_fields
 from opd_trainer.errors import TrainerError
 from opd_trainer.preflight.models import visible_here
 from opd_trainer.preflight.report import Found, Report, error, not_checked, of_exception, warning
-from opd_trainer.rollout.columns import column, distinct, empty, garbled, longest, odd_messages
-from opd_trainer.rollout.data import Prompt, PromptEncoder, PromptStream, load_records, require_fields, row_at
+from opd_trainer.rollout.columns import column, empty, garbled, longest, odd_messages
+from opd_trainer.rollout.data import Prompt, PromptEncoder, PromptStream, load_records, require_fields
 from opd_trainer.rollout.filters import build_filter
-from opd_trainer.rollout.rewards import build_reward, needs_answer
+from opd_trainer.rollout.rewards import build_reward
+from opd_trainer.teachers.routing import route_rows, routing_field
 
 PROMPT_FIELD = "spec.data.promptField"
 ANSWER_FIELD = "spec.data.answerField"
@@ -46,23 +48,25 @@ def check_data(config: TrainerConfig, tokenizer: Any, report: Report) -> list[Pr
         return []
     report.say(f"        ok  spec.data.source: {data.source}, {len(records)} rows")
     findings = _missing_fields(config, records, data.source)
-    findings += _unrouted(config, records)
+    rows, unrouted = _routed(config, records, data.source, findings)
+    findings += unrouted
     report.add(findings)
     unusable = any(item.reason is Reason.FIELD_NOT_FOUND or item.path == PROMPT_FIELD for item in findings)
     if unusable or tokenizer is None:
         return []
-    return _first_prompts(config, records, tokenizer, report)
+    return _first_prompts(config, records, rows, tokenizer, report)
 
 
 def check_evaluation(config: TrainerConfig, report: Report) -> None:
-    """The held-out file has the prompts' fields."""
+    """The held-out file has the prompts' fields, and teachers."""
     evaluation = config.training.evaluation
     if evaluation is None:
         return
     path = "spec.training.evaluation.source"
     records = _records(config, evaluation.source, path, report)
     if records is not None:
-        report.add(_missing_fields(config, records, evaluation.source))
+        findings = _missing_fields(config, records, evaluation.source)
+        report.add(findings + _routed(config, records, evaluation.source, findings)[1])
         report.say(f"        ok  {path}: {evaluation.source}, {len(records)} rows")
 
 
@@ -79,14 +83,9 @@ def _records(config: TrainerConfig, source: str, path: str, report: Report) -> S
 
 
 def _missing_fields(config: TrainerConfig, records: Sequence[dict[str, Any]], source: str) -> list[Found]:
-    data = config.data
-    wanted = {PROMPT_FIELD: data.prompt_field}
-    if needs_answer(config.task.reward):
-        wanted[ANSWER_FIELD] = data.answer_field
-    if config.routing.map and config.routing.key == "data_source":
-        wanted["spec.data.dataSourceField"] = data.data_source_field
     found = []
-    for path, name in wanted.items():
+    for field, name in needed_fields(config).items():
+        path = f"spec.{field}"
         try:
             require_fields(records, {path: name})
         except TrainerError as problem:
@@ -114,24 +113,24 @@ def _gaps(records: Sequence[dict[str, Any]], path: str, name: str, source: str) 
     return [warning(Reason.DATA_ERROR, path, message)] if path == ANSWER_FIELD else []
 
 
-def _unrouted(config: TrainerConfig, records: Sequence[dict[str, Any]]) -> list[Found]:
-    """Values of the routing key without a teacher, in all rows."""
-    routing = config.routing
-    if not routing.map or routing.default or routing.mode is RoutingMode.ENSEMBLE:
-        return []
-    name = config.data.data_source_field if routing.key == "data_source" else routing.key
-    values = column(records, name)
-    if values is None:
-        if routing.key == "data_source":  # _missing_fields tells
-            return []
-        message = f"the data has no field {name!r}; the fields are {', '.join(sorted(row_at(records, 0)))}"
-        return [error(Reason.FIELD_NOT_FOUND, "spec.routing.key", message)]
-    unknown = sorted(text for value in distinct(values) if (text := str(value)) not in routing.map)
-    if not unknown:
-        return []
-    message = f"no teacher for {name} = {', '.join(repr(value) for value in unknown[:5])}; add them or a default"
-    make = error if routing.strict else warning
-    return [make(Reason.DATA_ERROR, "spec.routing.map", message)]
+def _routed(
+    config: TrainerConfig, records: Sequence[dict[str, Any]], source: str, findings: list[Found]
+) -> tuple[Sequence[int], list[Found]]:
+    """Rows that become samples, and a finding when there are others. `findings` are those of the fields."""
+    every = range(len(records))
+    field = routing_field(config.routing, config.data)
+    if field is None or any(item.path == f"spec.{field[0]}" for item in findings):
+        return every, []
+    try:
+        routed = route_rows(config.routing, config.data, records)
+    except TrainerError as problem:
+        return every, [of_exception(problem, "spec.routing.map")]
+    if routed is None or not routed.left_out:
+        return every, []
+    message = f"{source}: {routed.complaint}"
+    if config.routing.strict or not routed.rows:
+        return every, [error(Reason.DATA_ERROR, "spec.routing.map", message)]
+    return routed.rows, [warning(Reason.DATA_ERROR, "spec.routing.map", message)]
 
 
 def _suspects(records: Sequence[dict[str, Any]], data: Data) -> list[int]:
@@ -147,14 +146,14 @@ def _suspects(records: Sequence[dict[str, Any]], data: Data) -> list[int]:
 
 
 def _first_prompts(
-    config: TrainerConfig, records: Sequence[dict[str, Any]], tokenizer: Any, report: Report
+    config: TrainerConfig, records: Sequence[dict[str, Any]], rows: Sequence[int], tokenizer: Any, report: Report
 ) -> list[Prompt]:
     data = config.data.model_copy(update={"shuffle": False})
     path = PROMPT_FIELD
     try:
         stream = PromptStream(records, PromptEncoder(tokenizer, data.chat_template), data)
-        encoded = [stream.encode(row) for row in range(min(len(records), SCANNED))]
-        for row in _suspects(records, data):
+        encoded = [stream.encode(row) for row in rows[:SCANNED]]
+        for row in set(_suspects(records, data)).intersection(rows):
             stream.encode(row)
     except TrainerError as problem:
         report.add([of_exception(problem, path)])
