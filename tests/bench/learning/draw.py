@@ -198,8 +198,9 @@ def trl_table(rows: dict[str, Any]) -> str:
         "processor seconds a step | KL at the end | answer tokens start → end |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in rows.values():
-        curve = Curve(**row["curve"])
+    # Not as they were measured: the highest rate first, the sides side by side.
+    curves = sorted((Curve(**row["curve"]) for row in rows.values()), key=lambda item: (-item.learning_rate, item.side))
+    for curve in curves:
         level = share * curve.reverse_kl[0]
         reached = [curve.reach(level, axis) for axis in ("steps", "seconds", "cpu_seconds")]
         cells = [
