@@ -94,7 +94,9 @@ class Routing(ApiModel):
         default_factory=dict, description="Value of the key -> teacher name."
     )
     default: TeacherName | None = Field(None, description="Teacher for values that the map lacks.")
-    strict: bool = Field(True, description="Fail on a value without a teacher; false leaves its rows out before any rollout.")
+    strict: bool = Field(
+        True, description="Fail on a value without a teacher; false leaves its rows out before any rollout."
+    )
     mode: RoutingMode = Field(
         RoutingMode.ROUTE, description="route: one teacher a sample; ensemble: all, mixed by weight."
     )
