@@ -84,7 +84,7 @@ def _check_teacher(
 
 
 def _check_critic(config: TrainerConfig, student: Resolved | None, report: Report) -> None:
-    if config.task is None or config.task.critic is None:
+    if config.task.critic is None:
         return
     path = "spec.task.critic.model.source"
     critic = resolve_model(config, config.task.critic.model, path, report)
